@@ -1,0 +1,124 @@
+"""From Hydra's composed config to a Job: typed settings, and plain nodes named as plugins."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from hydra.core.hydra_config import HydraConfig
+from hydra.types import RunMode
+from omegaconf import DictConfig, OmegaConf
+
+from conf.folders import policy_label, register_resolvers
+from conf.schema import check_top_level, read_settings, register_schema
+from core.clock import Clock, RealClock, VirtualClock
+from core.config import ClockKind, RunConfig
+from core.errors import ConfigError
+
+PLUGIN_GROUPS = ("model", "batching", "allocator", "cache", "attention", "executor")
+Nodes = dict[str, tuple[str, Mapping[str, Any]]]
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """One composed run.
+
+    config: resolved, plain values. choices: group -> chosen name. facts: overrides and the place in
+    a sweep, for the manifest. folder: absolute.
+    """
+
+    settings: RunConfig
+    config: dict[str, Any]
+    choices: dict[str, Any]
+    facts: dict[str, Any]
+    folder: Path
+
+    @property
+    def policy(self) -> str:
+        """The flat label of its `+policy=` plugins."""
+        return policy_label(self.config)
+
+    @property
+    def name(self) -> str:
+        """`name`, or policy and seed."""
+        return self.settings.name or f"{self.policy}-s{self.settings.seed}"
+
+
+def register() -> None:
+    """Make schema and resolvers known to Hydra and OmegaConf; before composing."""
+    register_schema()
+    register_resolvers()
+
+
+def read_job(config: DictConfig) -> Job:
+    """The job that Hydra is running. Raises ConfigError for a missing, unknown or bad key."""
+    hydra = HydraConfig.get()
+    facts: dict[str, Any] = {"overrides": list(hydra.overrides.task)}
+    if hydra.mode == RunMode.MULTIRUN:
+        facts["sweep"] = {"folder": Path(hydra.sweep.dir).name, "position": hydra.job.num}
+    return make_job(config, dict(hydra.runtime.choices), facts, Path(hydra.runtime.output_dir))
+
+
+def make_job(
+    config: DictConfig, choices: dict[str, Any], facts: dict[str, Any], folder: Path
+) -> Job:
+    """As `read_job`, with what Hydra knows given."""
+    missing = sorted(OmegaConf.missing_keys(config))
+    if missing:
+        mode = choices.get("mode")
+        wanted = " ".join(f"{key}=..." for key in missing)
+        raise ConfigError(f"{', '.join(missing)} must be given: add {wanted} (mode={mode})")
+    check_top_level(config)
+    plain = OmegaConf.to_container(config, resolve=True, enum_to_str=True)
+    assert isinstance(plain, dict), "the root of a config is a mapping"
+    return Job(
+        read_settings(config), {str(key): plain[key] for key in plain}, choices, facts, folder
+    )
+
+
+def default_nodes(job: Job) -> Nodes:
+    """Plugin name -> (where it stands, its node), of groups but empty ones, defaults_behind, sinks.
+
+    One that `plugins` names again is left out: the same plugin, asked first, is behind itself.
+    """
+    nodes: Nodes = {}
+    for group in PLUGIN_GROUPS:
+        if job.config[group]:  # `none` of an executor that needs no such part
+            nodes[_group_name(job, group)] = (group, job.config[group])
+    for collection in ("defaults_behind", "sinks"):
+        nodes.update(_collection(job, collection))
+    again = {
+        name
+        for name, (_, node) in plugin_nodes(job).items()
+        if name in nodes and nodes[name][1].get("_target_") == node.get("_target_")
+    }
+    return {name: node for name, node in nodes.items() if name not in again}
+
+
+def plugin_nodes(job: Job) -> Nodes:
+    """Plugin name -> (where it stands, its node), of `plugins`, in the order of the config."""
+    return _collection(job, "plugins")
+
+
+def make_clock(kind: ClockKind) -> Clock:
+    """The clock of a run."""
+    return VirtualClock() if kind is ClockKind.virtual else RealClock()
+
+
+def _collection(job: Job, collection: str) -> Nodes:
+    nodes = job.config.get(collection) or {}
+    for name, node in nodes.items():
+        if not isinstance(node, Mapping):
+            raise ConfigError(
+                f"{collection}.{name} must be a mapping with a _target_, got {node!r}"
+            )
+    return {str(name): (f"{collection}.{name}", node) for name, node in nodes.items()}
+
+
+def _group_name(job: Job, group: str) -> str:
+    """The chosen file's name; a backend goes by its decode kernel, whichever file it came from."""
+    node = job.config[group]
+    kernel = node.get("decode") if isinstance(node, Mapping) else None
+    if isinstance(kernel, Mapping) and isinstance(kernel.get("path"), str):
+        return str(kernel["path"]).split(".")[-2]
+    return str(job.choices.get(group) or group)

@@ -1,0 +1,132 @@
+"""After a launch. Settling moves memory, from what was launched; committing takes in the tokens
+that came.
+
+Settling needs no token value of its launch: pages that a launch filled hold tokens known before it,
+and a sequence whose limit is reached ends whatever its last token says. So memory moves at the same
+point of the step whether or not launches overlap, and with forced lengths every decision is the
+same in both.
+"""
+
+import numpy as np
+from numpy.typing import NDArray
+
+from core.launch import Launch, LaunchResult
+from core.pack import own_end_tokens
+from core.records import StepRecord
+from core.request import SLOT_MASK, FinishReason, Sequence
+from core.state import CORE, EngineState
+from core.table import EndTokens, State
+
+
+class Committer:
+    """The part of a step that follows its launch."""
+
+    def __init__(self, state: EngineState) -> None:
+        self._state = state
+        self._model_ends = np.array(state.model_end_tokens, np.int32)
+
+    def settle(self, launch: Launch, ids: NDArray[np.int64], record: StepRecord) -> None:
+        """Publish finished prompt pages, fork choices, release sequences that reached their limit."""
+        state, table = self._state, self._state.table
+        slots = ids & SLOT_MASK
+        prompt, ends = table.prompt[slots], launch.first_positions + launch.num_tokens
+        full = table.known[slots] + table.in_flight[slots]
+        limit = np.minimum(prompt + table.output_limit[slots], state.max_model_len)
+        unsampled = (table.output_limit[slots] == 0) & (ends >= prompt)
+        ending = (launch.samples & (full >= limit)) | unsampled
+        chunk = (launch.num_tokens > 1) | ((launch.first_positions < prompt) & (ends >= prompt))
+        for index in np.flatnonzero(ending | chunk).tolist():
+            sequence = table.get(int(ids[index]))
+            if sequence is None or table.state[sequence.slot] != State.RUNNING:
+                continue  # an end token of the launch before ended it
+            if state.may_cache(sequence):
+                record.duplicate_prefill_tokens += state.memory.publish(sequence)
+            if sequence.waiting_forks and ends[index] >= prompt[index]:
+                self._fork(sequence)
+            if ending[index]:
+                record.duplicate_prefill_tokens += state.drain(sequence)
+                if not table.in_flight[sequence.slot]:
+                    state.finish(sequence, FinishReason.length)
+
+    def commit(
+        self, launch: Launch, ids: NDArray[np.int64], result: LaunchResult, record: StepRecord
+    ) -> tuple[list[Sequence], NDArray[np.int32]]:
+        """Append the sampled tokens and end who is done; returns whose tokens they are, and the
+        tokens.
+
+        Tokens of sequences that ended meanwhile are dropped; a preempted sequence keeps its late
+        token.
+        """
+        state, table = self._state, self._state.table
+        sampled = ids[launch.samples]
+        self._prompt_logprobs(launch, ids, result)
+        alive = table.id[sampled & SLOT_MASK] == sampled
+        slots, tokens = (sampled & SLOT_MASK)[alive], result.tokens[alive]
+        sequences = [table.at(slot) for slot in slots.tolist()]
+        table.known[slots] += 1
+        table.in_flight[slots] -= 1
+        table.last_token[slots] = tokens
+        self._append(sequences, tokens, record.step)
+        for place in result.logprobs.keys() & set(np.flatnonzero(alive).tolist()):
+            table.at(int(sampled[place]) & SLOT_MASK).record.logprobs.append(result.logprobs[place])
+        stops = self._stops(sequences, slots, tokens)
+        done = stops | (table.state[slots] == State.DRAINING)
+        for index in np.flatnonzero(done).tolist():
+            sequence = sequences[index]
+            reason = FinishReason.stop if stops[index] else sequence.ending
+            if reason is not FinishReason.capacity:
+                state.note(record, sequence, "finished", CORE, reason.value)
+            state.finish(sequence, reason, sequence.error if not stops[index] else "")
+        for index in np.flatnonzero(table.state[slots] == State.WAITING).tolist():
+            state.waiting.touch(sequences[index].id)
+        record.sampled_tokens = len(sequences)
+        return sequences, tokens
+
+    # --- private -------------------------------------------------------------------------------------
+
+    def _append(self, sequences: list[Sequence], tokens: NDArray[np.int32], step: int) -> None:
+        now_s = self._state.now_s
+        for sequence, token in zip(sequences, tokens.tolist(), strict=True):
+            sequence.tokens.append(token)
+            sequence.record.times_s.append(now_s)
+            sequence.record.steps.append(step)
+
+    def _stops(
+        self, sequences: list[Sequence], slots: NDArray[np.int64], tokens: NDArray[np.int32]
+    ) -> NDArray[np.bool_]:
+        kinds = self._state.table.end_tokens[slots]
+        ends_model = (tokens[:, None] == self._model_ends).any(axis=1)
+        stops: NDArray[np.bool_] = (kinds == EndTokens.MODEL) & ends_model
+        for index in np.flatnonzero(kinds == EndTokens.OWN).tolist():
+            ends = own_end_tokens(sequences[index], self._state.model_end_tokens)
+            stops[index] = int(tokens[index]) in ends
+        return stops
+
+    def _prompt_logprobs(
+        self, launch: Launch, ids: NDArray[np.int64], result: LaunchResult
+    ) -> None:
+        for row, entries in result.prompt_logprobs.items():
+            sequence = self._state.table.get(int(ids[row]))
+            if sequence is not None and sequence.choice == 0:
+                record = self._state.live[sequence.request.request_id].record
+                first = int(launch.first_positions[row])
+                have = len(record.prompt_logprobs)  # entries of positions 1 .. have
+                record.prompt_logprobs.extend(entries[max(have - first, 0) :])
+
+    def _fork(self, parent: Sequence) -> None:
+        """Start the other choices of a request on its prompt's whole pages, all but the last
+        token's: each computes that page's tail itself, so that it has logits of its own to sample
+        from."""
+        state = self._state
+        num_pages = (int(state.table.prompt[parent.slot]) - 1) // state.memory.page_size
+        live = state.live[parent.request.request_id]
+        forks, parent.waiting_forks = parent.waiting_forks, 0
+        for choice in range(parent.request.params.n - forks, parent.request.params.n):
+            predicted = float(state.table.predicted_output[parent.slot])
+            child = state.table.add(parent.request, choice, live.record.choices[choice], predicted)
+            live.sequences.append(child)
+            if len(state.running) < state.config.max_num_seqs:
+                state.memory.fork(parent, child, num_pages)
+                state.run(child)
+            else:
+                state.waiting.push(child.id)

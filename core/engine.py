@@ -1,0 +1,247 @@
+"""The engine: drain, plan, launch, collect, commit, record; once a step."""
+
+from collections import deque
+from dataclasses import dataclass, field
+from time import perf_counter
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from core.clock import Clock
+from core.commit import Committer
+from core.errors import PolicyError
+from core.hooks import Hooks
+from core.invariants import check_invariants
+from core.launch import Launch
+from core.pack import Packer
+from core.planner import Planner, Rows
+from core.protocols import Executor, Sink
+from core.queries import RequestEvent, StepEvent
+from core.records import RequestRecord, StepRecord
+from core.request import FinishReason, Request, Sequence
+from core.state import EngineState, Live
+
+MAX_IDLE_STEPS = 8  # steps in a row in which an idle engine may refuse everyone who waits
+
+
+@dataclass(slots=True, eq=False)
+class InFlight:
+    """A launch that is not collected yet: whose rows it has, and the record of its step."""
+
+    launch: Launch
+    ids: NDArray[np.int64]
+    record: StepRecord
+
+
+@dataclass(slots=True, eq=False)
+class Engine:
+    """Continuous batching over one executor. `submit` and `abort` may be called from any thread,
+    `step` from one. Build it with core.build.build_engine."""
+
+    state: EngineState
+    executor: Executor
+    sinks: list[Sink]
+    record_rows: bool = True
+    records: dict[str, RequestRecord] = field(default_factory=dict)  # every request seen
+    steps: int = 0
+    _inbox: deque[Request | str] = field(default_factory=deque)
+    _in_flight: deque[InFlight] = field(default_factory=deque)
+    _idle_steps: int = 0
+    _planner: Planner = field(init=False)
+    _packer: Packer = field(init=False)
+    _committer: Committer = field(init=False)
+
+    def __post_init__(self) -> None:
+        self._planner = Planner(self.state)
+        self._packer = Packer(self.state)
+        self._committer = Committer(self.state)
+
+    @property
+    def clock(self) -> Clock:
+        """The clock that arrivals and records are measured on."""
+        return self.state.clock
+
+    @property
+    def hooks(self) -> Hooks:
+        """The plugins in charge."""
+        return self.state.hooks
+
+    @property
+    def has_work(self) -> bool:
+        """Anything queued, waiting, running or in flight."""
+        return bool(self._inbox or self.state.live or self._in_flight)
+
+    def submit(self, request: Request) -> None:
+        """Queue a request for the next step. Raises RequestError if it is malformed; one that can
+        never fit the pool or the model's length ends at once, with a record that says so."""
+        self.state.validate(request)
+        self._inbox.append(request)
+
+    def abort(self, request_id: str) -> None:
+        """End a request at the next step. Unknown and ended ids are ignored."""
+        self._inbox.append(request_id)
+
+    def step(self) -> StepEvent | None:
+        """One iteration. With overlap the event is the previous launch's. None: nothing happened."""
+        state, watch = self.state, Stopwatch()
+        state.now_s = state.clock.now()
+        record = StepRecord(self.steps, state.now_s)
+        self._drain()
+        rows = self._planner.plan(record)
+        watch.lap(record, "plan")
+        if rows is not None:
+            launch, rows = self._packer.pack(rows, record)
+            launched = InFlight(launch, state.table.id[rows.slots], record)
+            record.num_rows = len(rows.slots)
+            if self.record_rows:
+                record.rows = self._list_rows(rows)
+            watch.lap(record, "pack")
+            self.executor.launch(launch)
+            record.launched_s = state.clock.now()
+            watch.lap(record, "launch")
+            self._in_flight.append(launched)
+        self._check_progress(rows is not None, record)
+        event = self._after_launch(rows is not None, record, watch)
+        self.steps += 1
+        if state.config.strict:
+            check_invariants(state, [entry.ids for entry in self._in_flight])
+        return event
+
+    def close(self) -> None:
+        """Release the executor's device."""
+        self.executor.close()
+
+    # --- private -------------------------------------------------------------------------------------
+
+    def _after_launch(
+        self, launched: bool, record: StepRecord, watch: "Stopwatch"
+    ) -> StepEvent | None:
+        """Settle the new launch and commit the oldest, in the order that core/commit.py explains."""
+        overlap = self.state.config.overlap and launched
+        if launched and not overlap:
+            self._settle(self._in_flight[-1], watch)
+        due = len(self._in_flight) > 1 or (self._in_flight and not overlap)
+        event = self._commit(self._in_flight.popleft(), watch) if due else None
+        if launched and overlap:
+            self._settle(self._in_flight[-1], watch)
+        if event is None and (record.choices or self.state.ended) and not launched:
+            event = self._emit(record, [], np.empty(0, np.int32))
+        return event
+
+    def _settle(self, entry: InFlight, watch: "Stopwatch") -> None:
+        watch.skip()
+        self._committer.settle(entry.launch, entry.ids, entry.record)
+        self._measure(entry.record)
+        watch.lap(entry.record, "commit")
+
+    def _commit(self, entry: InFlight, watch: "Stopwatch") -> StepEvent:
+        watch.skip()
+        result = self.executor.collect()
+        watch.lap(entry.record, "collect")
+        if result.launch_id != entry.launch.launch_id:
+            raise AssertionError(f"collected {result.launch_id}, expected {entry.launch.launch_id}")
+        state = self.state
+        state.now_s = state.clock.now()
+        state.memory.collected(result.launch_id)
+        sequences, tokens = self._committer.commit(entry.launch, entry.ids, result, entry.record)
+        watch.lap(entry.record, "commit")
+        event = self._emit(entry.record, sequences, tokens)
+        watch.lap(entry.record, "observers")
+        return event
+
+    def _drain(self) -> None:
+        while self._inbox:
+            item = self._inbox.popleft()
+            if isinstance(item, str):
+                live = self.state.live.get(item)
+                if live is not None:
+                    self.state.end(live, FinishReason.abort)
+                continue
+            self.state.validate(item)
+            live = self.state.arrive(item)
+            self.records[item.request_id] = live.record
+            if self.hooks.has("on_request_arrived"):
+                self.hooks.notify("on_request_arrived", RequestEvent(item, live.record))
+
+    def _check_progress(self, launched: bool, record: StepRecord) -> None:
+        """A policy that keeps everyone out of an idle engine would hang it: say so instead."""
+        stuck = not launched and not self._in_flight and len(self.state.waiting)
+        self._idle_steps = self._idle_steps + 1 if stuck else 0
+        if self._idle_steps >= MAX_IDLE_STEPS:
+            refusals = [c for c in record.choices if c.kind in ("refused", "skipped")]
+            last = refusals[-1] if refusals else None
+            raise PolicyError(
+                f"nothing runs and nobody was admitted in {MAX_IDLE_STEPS} steps;"
+                + (f" {last.plugin} on {last.request_id!r}: {last.reason}" if last else "")
+            )
+
+    def _list_rows(self, rows: Rows) -> list[tuple[str, int, int]]:
+        sequences = map(self.state.table.at, rows.slots.tolist())
+        counts = rows.num_tokens.tolist()
+        return [(s.request.request_id, s.choice, n) for s, n in zip(sequences, counts, strict=True)]
+
+    def _measure(self, record: StepRecord) -> None:
+        state, ledger = self.state, self.state.memory.ledger
+        size = state.memory.page_size
+        running = state.table.view(state.running)
+        record.waiting, record.running = len(state.waiting), len(state.running)
+        record.pages_free, record.pages_tree = ledger.num_free, ledger.num_tree
+        record.pages_request = ledger.num_request
+        record.pages_evictable = state.memory.cache.num_evictable
+        record.pages_evicted, state.memory.pages_evicted = state.memory.pages_evicted, 0
+        shared_twice = ledger.request_refs - ledger.num_request
+        private = running.computed - running.pages_shared * size
+        record.used_tokens = int(private.sum()) - shared_twice * size
+
+    def _emit(
+        self, record: StepRecord, sequences: list[Sequence], tokens: NDArray[np.int32]
+    ) -> StepEvent:
+        record.end_s = self.state.now_s
+        ended: list[Live] = self.state.ended[:]
+        self.state.ended.clear()
+        event = StepEvent(
+            record,
+            tuple([sequence.request.request_id for sequence in sequences]),
+            tuple([sequence.choice for sequence in sequences]),
+            tokens,
+            tuple(live.record for live in ended),
+        )
+        for sink in self.sinks:
+            sink.step(record)
+            for live in ended:
+                sink.request(live.record)
+        self._notify(event, ended)
+        return event
+
+    def _notify(self, event: StepEvent, ended: list[Live]) -> None:
+        if self.hooks.has("on_step"):
+            self.hooks.notify("on_step", event)
+        if ended and self.hooks.has("on_request_finished"):
+            for live in ended:
+                self.hooks.notify("on_request_finished", RequestEvent(live.request, live.record))
+
+
+class Stopwatch:
+    """Host time of a step's parts, in microseconds."""
+
+    def __init__(self) -> None:
+        self._last = perf_counter()
+
+    def skip(self) -> None:
+        """Start the next part here."""
+        self._last = perf_counter()
+
+    def lap(self, record: StepRecord, part: str) -> None:
+        """Book the time since the last lap under `part`."""
+        now = perf_counter()
+        record.host_us[part] = record.host_us.get(part, 0.0) + (now - self._last) * 1e6
+        self._last = now
+
+
+def summary_of_hooks(hooks: Hooks) -> list[dict[str, Any]]:
+    """hook, plugin, asked, answered for every implementation, for reports."""
+    return [
+        {"hook": hook, "plugin": plugin, "asked": usage.asked, "answered": usage.answered}
+        for hook, plugin, usage in hooks.usage()
+    ]

@@ -1,0 +1,26 @@
+"""Errors the core raises. Each message names the field, the rule and the value."""
+
+
+class TritiumError(Exception):
+    """Base of every error that a user can cause and mend."""
+
+
+class ConfigError(TritiumError):
+    """A config value or a combination of choices that cannot run."""
+
+
+class RequestError(TritiumError):
+    """A request that is malformed or can never be served; the engine goes on."""
+
+
+class PluginError(TritiumError):
+    """A plugin that does not follow the hook contract (core/hookspecs.py)."""
+
+
+class PolicyError(PluginError):
+    """A decision that the core refused: the message names plugin, hook, rule and value."""
+
+
+class InvariantError(TritiumError):
+    """Strict mode found the engine's own books out of balance: a fault of the core, not of a
+    policy."""

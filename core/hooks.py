@@ -1,0 +1,192 @@
+"""Typed access to the hooks: registers plugins, refuses malformed ones, counts who was asked and
+who answered."""
+
+import inspect
+import warnings
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from types import SimpleNamespace
+from typing import Any
+
+import pluggy
+
+from core.errors import PluginError
+from core.hookspecs import PROJECT, HookSpecs, hookimpl
+
+HOOK_NAMES = tuple(name for name in vars(HookSpecs) if not name.startswith("_"))
+PREFIXES = ("decide_", "build_", "on_")
+
+
+@dataclass(slots=True)
+class Usage:
+    """How often a plugin was asked at a hook, and how often it gave an answer other than None."""
+
+    asked: int = 0
+    answered: int = 0
+
+
+@dataclass(slots=True)
+class Registered:
+    """One plugin: the hooks it implements and its usage of each. default: it stands behind the
+    others."""
+
+    name: str
+    plugin: object
+    default: bool
+    usage: dict[str, Usage] = field(default_factory=dict)
+
+
+class Hooks:
+    """All plugins of one engine. Attributes named like hooks call them:
+    `hooks.decide_order(query)`.
+
+    `who[hook]` is the plugin that gave the latest answer at a hook. `displaces`: some plugin
+    preempts for waiting requests.
+    """
+
+    def __init__(self, defaults: dict[str, object], plugins: dict[str, object]) -> None:
+        """Register `defaults` first, then `plugins` in order: the newest is asked first. Keys are
+        names.
+
+        Raises PluginError for a plugin without hooks, a misspelt or unmarked hook, or two plugins
+        that answer one single-answer hook.
+        """
+        self._manager = pluggy.PluginManager(PROJECT)
+        self._manager.add_hookspecs(HookSpecs)
+        self.registered: dict[str, Registered] = {}
+        self.who: dict[str, str] = {}
+        for name, plugin in defaults.items():
+            self._register(name, plugin, default=True)
+        for name, plugin in plugins.items():
+            self._register(name, plugin, default=False)
+        self._refuse_rivals()
+        self.displaces = any(
+            "decide_preemption" in entry.usage and getattr(entry.plugin, "displaces", False)
+            for entry in self.registered.values()
+        )
+        relay = self._manager.hook
+        self.decide_order = _caller(relay.decide_order)
+        self.decide_admission = _caller(relay.decide_admission)
+        self.decide_batch = _caller(relay.decide_batch)
+        self.decide_preemption = _caller(relay.decide_preemption)
+        self.decide_cache_admission = _caller(relay.decide_cache_admission)
+
+    def build(self, hook: str, query: object) -> Any:
+        """Call a `build_*` hook. Raises PluginError when nobody answers."""
+        built = getattr(self._manager.hook, hook)(query=query)
+        if built is None:
+            raise PluginError(f"no plugin answers {hook}")
+        return built
+
+    def build_all(self, hook: str, query: object) -> list[Any]:
+        """Every answer to a `build_*` hook that admits several (sinks), in registration order."""
+        return list(reversed(getattr(self._manager.hook, hook)(query=query)))
+
+    def notify(self, hook: str, query: object) -> None:
+        """Call an `on_*` hook."""
+        getattr(self._manager.hook, hook)(query=query)
+
+    def has(self, hook: str) -> bool:
+        """Whether any plugin implements a hook."""
+        return bool(getattr(self._manager.hook, hook).get_hookimpls())
+
+    def in_charge(self) -> dict[str, str]:
+        """hook -> the plugin asked first, for every hook that decides or builds."""
+        charge = {}
+        for hook in HOOK_NAMES:
+            implementations = getattr(self._manager.hook, hook).get_hookimpls()
+            if implementations and not hook.startswith("on_"):
+                charge[hook] = implementations[-1].plugin_name
+        return charge
+
+    def usage(self) -> list[tuple[str, str, Usage]]:
+        """(hook, plugin, usage) for every implementation, hooks in the order of the specs."""
+        return [
+            (hook, entry.name, entry.usage[hook])
+            for hook in HOOK_NAMES
+            for entry in self.registered.values()
+            if hook in entry.usage
+        ]
+
+    def check_all_asked(self, strict: bool) -> None:
+        """Warn (strict: raise PluginError) about configured `decide_*` plugins that were never
+        asked."""
+        for hook, name, usage in self.usage():
+            if (
+                hook.startswith("decide_")
+                and usage.asked == 0
+                and not self.registered[name].default
+            ):
+                text = f"plugin {name} was never asked at {hook} in this run"
+                if strict:
+                    raise PluginError(text)
+                warnings.warn(text, stacklevel=2)
+
+    def _register(self, name: str, plugin: object, default: bool) -> None:
+        if name in self.registered:
+            raise PluginError(f"two plugins are named {name!r}")
+        entry = Registered(name, plugin, default)
+        proxy = SimpleNamespace()
+        for hook, method in _implementations(name, plugin):
+            entry.usage[hook] = Usage()
+            setattr(proxy, hook, self._wrap(entry, hook, method))
+        if not entry.usage:
+            raise PluginError(f"plugin {name} ({type(plugin).__name__}) implements no hook")
+        self._manager.register(proxy, name=name)
+        self._manager.check_pending()
+        self.registered[name] = entry
+
+    def _wrap(self, entry: Registered, hook: str, method: Callable[..., Any]) -> Callable[..., Any]:
+        usage, who, name = entry.usage[hook], self.who, entry.name
+
+        def call(query: Any) -> Any:
+            usage.asked += 1
+            try:
+                answer = method(query=query)
+            except Exception as error:
+                error.add_note(f"raised by plugin {name} at {hook}")
+                raise
+            if answer is not None:
+                usage.answered += 1
+                who[hook] = name
+            return answer
+
+        return hookimpl(call)
+
+    def _refuse_rivals(self) -> None:
+        for hook in HOOK_NAMES:
+            spec = getattr(HookSpecs, hook).tritium_spec
+            rivals = [e.name for e in self.registered.values() if hook in e.usage and not e.default]
+            if spec["firstresult"] and len(rivals) > 1:
+                raise PluginError(
+                    f"{hook} has {len(rivals)} configured plugins: {', '.join(rivals)}; name one"
+                )
+
+
+def _caller(relay: Any) -> Callable[[Any], Any]:
+    return lambda query: relay(query=query)
+
+
+def _implementations(name: str, plugin: object) -> Iterable[tuple[str, Callable[..., Any]]]:
+    for attribute in dir(plugin):
+        if attribute.startswith("_"):
+            continue
+        method = inspect.getattr_static(plugin, attribute)
+        marked = getattr(method, f"{PROJECT}_impl", None) is not None
+        if not marked and not attribute.startswith(PREFIXES):
+            continue
+        if attribute not in HOOK_NAMES:
+            raise PluginError(
+                f"plugin {name} has {attribute}, which is no hook; hooks are {', '.join(HOOK_NAMES)}"
+            )
+        if not marked:
+            raise PluginError(
+                f"plugin {name} has {attribute} without @hookimpl: it would never be called"
+            )
+        bound = getattr(plugin, attribute)
+        parameters = list(inspect.signature(bound).parameters)
+        if parameters != ["query"]:
+            raise PluginError(
+                f"{name}.{attribute} must take one argument named query, got {parameters}"
+            )
+        yield attribute, bound

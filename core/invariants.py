@@ -1,0 +1,99 @@
+"""Strict mode: recount everything after a step and compare it with the books the engine keeps."""
+
+import numpy as np
+from numpy.typing import NDArray
+
+from core.errors import InvariantError
+from core.ledger import PageClass
+from core.state import EngineState
+from core.table import State
+
+
+def check_invariants(state: EngineState, in_flight: list[NDArray[np.int64]]) -> None:
+    """Raise InvariantError for the first book that does not balance.
+
+    Linear in pages and sequences: for tests, off in measured runs.
+    """
+    _check_classes(state)
+    _check_references(state)
+    _check_sequences(state)
+    for part in (state.memory.cache, state.memory.allocator):
+        part.check()
+    _check_idle(state, in_flight)
+
+
+def _check_classes(state: EngineState) -> None:
+    ledger, memory = state.memory.ledger, state.memory
+    counts = np.bincount(ledger.classes, minlength=4)
+    _equal("pages free in the ledger", ledger.num_free, int(counts[PageClass.FREE]))
+    _equal("pages of the cache in the ledger", ledger.num_tree, int(counts[PageClass.TREE]))
+    _equal("reserved pages", 1, int(counts[PageClass.RESERVED]))
+    _equal("classes sum to the pool", ledger.num_pages + 1, int(counts.sum()))
+    _equal("free pages of allocator and ledger", memory.allocator.num_free, ledger.num_free)
+    _equal("pages of cache and ledger", memory.cache.num_pages, ledger.num_tree)
+
+
+def _check_references(state: EngineState) -> None:
+    ledger, memory = state.memory.ledger, state.memory
+    tables = [memory.pages_of(sequence) for sequence in state.table.live()]
+    held = np.concatenate(tables) if tables else np.empty(0, np.int32)
+    counted = np.bincount(held, minlength=ledger.num_pages + 1)
+    wrong = np.flatnonzero(counted != ledger.refs)
+    if len(wrong):
+        page = int(wrong[0])
+        raise InvariantError(
+            f"page {page}: {ledger.refs[page]} references, {counted[page]} holders"
+        )
+    owned = ledger.classes == PageClass.REQUEST
+    if (ledger.refs[owned] < 1).any():
+        raise InvariantError("a page owned by requests has no holder")
+    _equal("references to request pages", ledger.request_refs, int(ledger.refs[owned].sum()))
+
+
+def _check_sequences(state: EngineState) -> None:
+    table, memory = state.table, state.memory
+    running = set(state.running.tolist())
+    _equal("running list without repeats", len(running), len(state.running))
+    handles = 0
+    for sequence in table.live():
+        slot = sequence.slot
+        handles += sequence.prefix is not None
+        now = State(table.state[slot])
+        _equal(f"sequence {sequence.id} runs and is listed", now is State.RUNNING, slot in running)
+        _equal(
+            f"sequence {sequence.id} waits and is queued",
+            now is State.WAITING,
+            sequence.id in state.waiting,
+        )
+        _equal(f"sequence {sequence.id} has a row", now is State.RUNNING, sequence.row is not None)
+        _equal(f"sequence {sequence.id} known tokens", int(table.known[slot]), len(sequence.tokens))
+        if now is State.RUNNING:
+            room = int(table.pages_held[slot]) * memory.page_size
+            if not table.computed[slot] <= min(
+                room, int(table.known[slot] + table.in_flight[slot])
+            ):
+                raise InvariantError(
+                    f"sequence {sequence.id}: computed {table.computed[slot]} of {room}"
+                )
+    _equal("live handles on the cache", memory.cache.num_handles, handles)
+    listed = sum(len(live.sequences) for live in state.live.values())
+    _equal("sequences of live requests", listed, len(table))
+
+
+def _check_idle(state: EngineState, in_flight: list[NDArray[np.int64]]) -> None:
+    if state.live or in_flight:
+        return
+    memory = state.memory
+    _equal(
+        "idle: free + cached pages",
+        memory.ledger.num_free + memory.ledger.num_tree,
+        memory.ledger.num_pages,
+    )
+    _equal("idle: evictable pages", memory.cache.num_evictable, memory.cache.num_pages)
+    _equal("idle: rows in use", memory.rows_in_use, 0)
+    _equal("idle: waiting", len(state.waiting), 0)
+
+
+def _equal(what: str, found: object, expected: object) -> None:
+    if found != expected:
+        raise InvariantError(f"{what}: {found} != {expected}")

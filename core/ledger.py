@@ -1,0 +1,100 @@
+"""The page ledger: for each page its class and how many sequences use it. Nobody else may change
+either."""
+
+from enum import IntEnum
+
+import numpy as np
+from numpy.typing import NDArray
+
+from core.errors import InvariantError
+
+Pages = NDArray[np.int32]
+
+
+class PageClass(IntEnum):
+    """RESERVED: page 0. TREE: owned by the prefix cache, whoever else uses it. REQUEST: owned by
+    its users."""
+
+    RESERVED = 0
+    FREE = 1
+    TREE = 2
+    REQUEST = 3
+
+
+class PageLedger:
+    """Classes and reference counts of pages 0 .. num_pages; page 0 is never handed out.
+
+    A page returns to FREE when the last of cache and sequences lets go of it. There is no class for
+    pages read by a launch in flight: launches run in order on one stream, so a page may be
+    rewritten by the next.
+    """
+
+    def __init__(self, num_pages: int) -> None:
+        self.classes = np.full(num_pages + 1, PageClass.FREE, np.int8)
+        self.classes[0] = PageClass.RESERVED
+        self.refs = np.zeros(num_pages + 1, np.int32)
+        self.num_pages = num_pages
+        self.num_free = num_pages
+        self.num_tree = 0
+        self.request_refs = 0  # references to REQUEST pages: above their number, pages are shared
+
+    @property
+    def num_request(self) -> int:
+        """Pages owned by sequences alone."""
+        return self.num_pages - self.num_free - self.num_tree
+
+    def take(self, pages: Pages, by: str) -> None:
+        """FREE -> REQUEST with one reference. Raises InvariantError naming `by`, the allocator."""
+        inside = len(pages) == 0 or (pages.min() > 0 and pages.max() <= self.num_pages)
+        if not inside or (self.classes[pages] != PageClass.FREE).any():
+            raise InvariantError(f"{by} handed out pages that are not free: {self._bad(pages)}")
+        self.classes[pages] = PageClass.REQUEST
+        self.refs[pages] += 1
+        if (self.refs[pages] != 1).any() or len(np.unique(pages)) != len(pages):
+            raise InvariantError(f"{by} handed out a page twice: {sorted(pages.tolist())}")
+        self.num_free -= len(pages)
+        self.request_refs += len(pages)
+
+    def share(self, pages: Pages) -> None:
+        """One more sequence uses `pages`."""
+        if len(pages) and self.classes[pages].min() < PageClass.TREE:
+            raise InvariantError(f"shared pages that nobody owns: {self._bad(pages)}")
+        self.refs[pages] += 1
+        self.request_refs += int((self.classes[pages] == PageClass.REQUEST).sum())
+
+    def drop(self, pages: Pages) -> Pages:
+        """A sequence lets go of `pages`; returns those that became FREE."""
+        if len(pages) and self.refs[pages].min() < 1:
+            raise InvariantError(f"pages dropped more often than used: {self._bad(pages)}")
+        self.refs[pages] -= 1
+        owned = pages[self.classes[pages] == PageClass.REQUEST]
+        self.request_refs -= len(owned)
+        return self._free(owned[self.refs[owned] == 0])
+
+    def to_tree(self, pages: Pages) -> None:
+        """REQUEST -> TREE: the prefix cache took them over; users stay users."""
+        if (self.classes[pages] != PageClass.REQUEST).any():
+            raise InvariantError(f"the cache took pages that no request owned: {self._bad(pages)}")
+        self.classes[pages] = PageClass.TREE
+        self.num_tree += len(pages)
+        self.request_refs -= int(self.refs[pages].sum())
+
+    def from_tree(self, pages: Pages) -> Pages:
+        """The cache dropped `pages`; returns those that became FREE. Pages in use stay with their
+        users."""
+        if (self.classes[pages] != PageClass.TREE).any():
+            raise InvariantError(f"the cache dropped pages it does not own: {self._bad(pages)}")
+        self.classes[pages] = PageClass.REQUEST
+        self.num_tree -= len(pages)
+        self.request_refs += int(self.refs[pages].sum())
+        return self._free(pages[self.refs[pages] == 0])
+
+    def _free(self, pages: Pages) -> Pages:
+        self.classes[pages] = PageClass.FREE
+        self.num_free += len(pages)
+        return pages
+
+    def _bad(self, pages: Pages) -> list[str]:
+        inside = [p for p in pages.tolist() if 0 <= p <= self.num_pages]
+        named = [f"{p} ({PageClass(self.classes[p]).name}, {self.refs[p]} users)" for p in inside]
+        return named[:8] + [str(p) for p in pages.tolist() if not 0 <= p <= self.num_pages][:8]

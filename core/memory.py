@@ -1,0 +1,287 @@
+"""KV memory of one engine: page tables, prefix locks, growth and release, over allocator, cache and
+ledger.
+
+Plugins propose pages and victims; every change of ownership happens here, through the ledger.
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from core.errors import ConfigError, InvariantError
+from core.keys import page_keys
+from core.ledger import PageClass, PageLedger
+from core.protocols import Allocator, PrefixCache, PrefixMatch
+from core.request import Sequence
+from core.table import SequenceTable
+
+Slots = NDArray[np.int64]
+
+
+@dataclass(frozen=True, slots=True)
+class Look:
+    """A candidate's place in the cache now: the match, None when the cache is not asked."""
+
+    match: PrefixMatch | None
+    cached_tokens: int
+    pages_needed: int
+    pages_at_most: int
+    pages_evictable: int
+
+
+class KVMemory:
+    """Pages of all sequences. `page_table` int32 [num_rows, max_pages]: a sequence's pages in
+    order."""
+
+    def __init__(
+        self,
+        allocator: Allocator,
+        cache: PrefixCache,
+        table: SequenceTable,
+        num_rows: int,
+        max_model_len: int,
+    ) -> None:
+        if cache.stores and not allocator.shares_pages:
+            raise ConfigError(
+                f"cache must be none with allocator {type(allocator).__name__}, which cannot share pages,"
+                f" got {type(cache).__name__}"
+            )
+        self.allocator = allocator
+        self.cache = cache
+        self.ledger = PageLedger(allocator.num_pages)
+        self.page_size = allocator.page_size
+        self.num_rows = num_rows
+        self.max_pages = self.pages_for(max_model_len)
+        self.page_table = np.zeros((num_rows, self.max_pages), np.int32)
+        self.pages_sent = np.zeros(num_rows, np.int32)  # entries of a row the device has
+        self.pages_evicted = 0
+        self._table = table
+        self._free_rows = list(range(num_rows - 1, -1, -1))
+        self._last_launch = np.full(num_rows, -1, np.int64)
+        self._retired: list[int] = []
+        self._collected = -1
+
+    # --- supply --------------------------------------------------------------------------------------
+
+    def pages_for(self, num_tokens: int) -> int:
+        """Pages that hold `num_tokens` tokens, rounded up."""
+        return -(-num_tokens // self.page_size)
+
+    @property
+    def supply(self) -> int:
+        """Pages free or evictable."""
+        return self.ledger.num_free + self.cache.num_evictable
+
+    def allocatable(self, num_pages: int) -> bool:
+        """Whether `num_pages` could be had at once, evicting if needed."""
+        if self.cache.num_evictable:
+            return num_pages <= self.supply
+        return self.allocator.can_allocate(num_pages)
+
+    def pages_of(self, sequence: Sequence) -> NDArray[np.int32]:
+        """A sequence's pages in order: a view, empty without a row."""
+        if sequence.row is None:
+            return self.page_table[0, :0]
+        return self.page_table[sequence.row, : self._table.pages_held[sequence.slot]]
+
+    # --- a sequence's life -----------------------------------------------------------------------------
+
+    def look(self, sequence: Sequence) -> Look:
+        """Match the known tokens, at most all but the last: one must run to yield logits."""
+        known = int(self._table.known[sequence.slot])
+        match, cached = None, 0
+        if self.uses_cache(sequence):
+            limit = (known - 1) // self.page_size
+            keys = self._keys(sequence, known)[:limit]
+            tokens = sequence.token_array()[: limit * self.page_size]
+            match = self.cache.match(keys, tokens, sequence.request.namespace)
+            cached = len(match.pages)
+        longest = int(self._table.prompt[sequence.slot] + self._table.max_output[sequence.slot]) - 1
+        longest = min(max(longest, known), self.max_pages * self.page_size)
+        return Look(
+            match,
+            cached * self.page_size,
+            self.pages_for(known) - cached,
+            self.pages_for(longest) - cached,
+            self.cache.num_evictable - (match.num_unlocked_pages if match else 0),
+        )
+
+    def uses_cache(self, sequence: Sequence) -> bool:
+        """Prompt log-probabilities need every prompt position computed, so such requests skip the
+        cache."""
+        request = sequence.request
+        return self.cache.stores and request.cache and request.params.prompt_logprobs is None
+
+    def start(self, sequence: Sequence, look: Look) -> bool:
+        """Give a sequence a row and its cached prefix; False, and nothing changed, if the allocator
+        has to reserve pages at once and cannot."""
+        reserve = self.allocator.reserved_at_admission(look.pages_needed, look.pages_at_most)
+        handle = self.cache.lock(look.match) if look.match and len(look.match.pages) else None
+        pages = self._allocate(reserve) if reserve else _NO_PAGES
+        if pages is None:
+            if handle is not None:
+                self.cache.unlock(handle)
+            return False
+        cached = look.match.pages if look.match else _NO_PAGES
+        self._open_row(sequence, cached, handle)
+        self._append(sequence, pages)
+        self._table.computed[sequence.slot] = look.cached_tokens
+        return True
+
+    def fork(self, parent: Sequence, child: Sequence, num_pages: int) -> None:
+        """Start `child` on the first `num_pages` pages of `parent`, shared."""
+        handle = self.cache.fork(parent.prefix) if parent.prefix is not None else None
+        self._open_row(child, self.pages_of(parent)[:num_pages].copy(), handle)
+        child.cacheable = parent.cacheable
+        self._table.computed[child.slot] = num_pages * self.page_size
+
+    def pages_short(self, slots: Slots, num_tokens: NDArray[np.int32]) -> NDArray[np.int32]:
+        """Pages that each row lacks to compute `num_tokens` more, int32."""
+        ends = self._table.computed[slots] + num_tokens
+        needed: NDArray[np.int32] = -(-ends // self.page_size) - self._table.pages_held[slots]
+        return np.maximum(needed, 0)
+
+    def grow(self, slots: Slots, num_tokens: NDArray[np.int32]) -> None:
+        """Append the pages that `slots` lack for `num_tokens` more. The caller checked the supply."""
+        counts = self.pages_short(slots, num_tokens)
+        growing = np.flatnonzero(counts)
+        if len(growing) == 0:
+            return
+        slots, counts = slots[growing], counts[growing]
+        pages = self._allocate(int(counts.sum()))
+        if pages is None:
+            raise InvariantError(
+                f"{counts.sum()} pages not to be had from a supply of {self.supply}"
+            )
+        rows = np.repeat(self._table.row[slots], counts)
+        first = np.cumsum(counts) - counts
+        offsets = np.arange(len(pages)) - np.repeat(first, counts)
+        self.page_table[rows, np.repeat(self._table.pages_held[slots], counts) + offsets] = pages
+        self._table.pages_held[slots] += counts
+
+    def publish(self, sequence: Sequence) -> int:
+        """Offer the whole computed pages to the cache; returns tokens that were computed in vain
+        because another sequence had published the same pages meanwhile."""
+        slot = sequence.slot
+        computed = int(self._table.computed[slot])
+        num_pages = computed // self.page_size
+        before = int(self._table.pages_published[slot])
+        if num_pages <= before or not sequence.cacheable:
+            return 0
+        keys = self._keys(sequence, computed)[:num_pages]
+        tokens = sequence.token_array()[: num_pages * self.page_size]
+        pages = self.pages_of(sequence)[:num_pages]
+        handle, existing, stored = self.cache.insert(
+            keys, tokens, pages.copy(), sequence.request.namespace
+        )
+        self.ledger.to_tree(pages[existing:stored])
+        if sequence.prefix is not None:
+            self.cache.unlock(sequence.prefix)
+        sequence.prefix = handle
+        self._table.pages_shared[slot] += max(stored - existing, 0)
+        self._table.pages_published[slot] = num_pages
+        return max(existing - before, 0) * self.page_size
+
+    def release(self, sequence: Sequence) -> int:
+        """Take everything from a sequence; returns the pages that no one else held, cached ones
+        apart. Its row comes back once no launch in flight uses it."""
+        if sequence.row is None:
+            return 0
+        slot = sequence.slot
+        freed = self.ledger.drop(self.pages_of(sequence).copy())
+        self.allocator.free(freed)
+        if sequence.prefix is not None:
+            self.cache.unlock(sequence.prefix)
+            sequence.prefix = None
+        self._retire(sequence.row)
+        sequence.row = None
+        for column in ("pages_held", "pages_shared", "pages_published"):
+            self._table.columns[column][slot] = 0
+        self._table.row[slot] = -1
+        return len(freed)
+
+    # --- launches --------------------------------------------------------------------------------------
+
+    def table_updates(self, rows: NDArray[np.int32], held: NDArray[np.int32]) -> NDArray[np.int32]:
+        """Entries of `rows` the device lacks: int32 [num_updates, 3] of (row, page index, page)."""
+        counts = held - self.pages_sent[rows]
+        grown = counts > 0
+        rows, counts = rows[grown], counts[grown]
+        if len(rows) == 0:
+            return np.empty((0, 3), np.int32)
+        first = np.cumsum(counts) - counts
+        row = np.repeat(rows, counts)
+        index = np.arange(len(row)) - np.repeat(first - self.pages_sent[rows], counts)
+        self.pages_sent[rows] += counts
+        return np.stack([row, index, self.page_table[row, index]], axis=1).astype(np.int32)
+
+    def launched(self, launch_id: int, rows: NDArray[np.int32]) -> None:
+        """`rows` are in use until `launch_id` is collected."""
+        self._last_launch[rows] = launch_id
+
+    def collected(self, launch_id: int) -> None:
+        """Rows whose last launch is done may be reused."""
+        self._collected = launch_id
+        waiting, self._retired = self._retired, []
+        for row in waiting:
+            self._retire(row)
+
+    @property
+    def rows_in_use(self) -> int:
+        """Rows owned by a sequence or by a launch in flight."""
+        return self.num_rows - len(self._free_rows)
+
+    # --- private ---------------------------------------------------------------------------------------
+
+    def _retire(self, row: int) -> None:
+        free = self._last_launch[row] <= self._collected
+        (self._free_rows if free else self._retired).append(row)
+
+    def _open_row(self, sequence: Sequence, pages: NDArray[np.int32], handle: object) -> None:
+        sequence.row = self._free_rows.pop()
+        sequence.prefix = handle
+        slot = sequence.slot
+        self.ledger.share(pages)
+        self.page_table[sequence.row, : len(pages)] = pages
+        self.pages_sent[sequence.row] = 0
+        self._table.row[slot] = sequence.row
+        self._table.pages_held[slot] = len(pages)
+        self._table.pages_shared[slot] = int((self.ledger.classes[pages] == PageClass.TREE).sum())
+        self._table.pages_published[slot] = len(pages) if handle is not None else 0
+
+    def _append(self, sequence: Sequence, pages: NDArray[np.int32]) -> None:
+        held = int(self._table.pages_held[sequence.slot])
+        self.page_table[sequence.row, held : held + len(pages)] = pages
+        self._table.pages_held[sequence.slot] += len(pages)
+
+    def _allocate(self, num_pages: int) -> NDArray[np.int32] | None:
+        short = num_pages - self.ledger.num_free
+        if short > 0:
+            self._evict(short)
+        pages = self.allocator.allocate(num_pages)
+        if pages is not None:
+            self.ledger.take(pages, f"allocator {type(self.allocator).__name__}")
+        return pages
+
+    def _evict(self, num_pages: int) -> None:
+        """Evict until that many pages came free, or nothing is left to evict. Dropping a page that
+        a sequence still uses frees nothing."""
+        while num_pages > 0 and self.cache.num_evictable:
+            dropped = self.cache.evict(num_pages)
+            freed = self.ledger.from_tree(dropped)
+            self.allocator.free(freed)
+            self.pages_evicted += len(dropped)
+            num_pages -= len(freed)
+
+    def _keys(self, sequence: Sequence, num_tokens: int) -> NDArray[np.uint64]:
+        have = len(sequence.page_keys)
+        want = num_tokens // self.page_size
+        if want > have:
+            tail = sequence.token_array()[have * self.page_size : want * self.page_size]
+            new = page_keys(tail, self.page_size)
+            sequence.page_keys = np.concatenate([sequence.page_keys, new])
+        return sequence.page_keys
+
+
+_NO_PAGES = np.empty(0, np.int32)

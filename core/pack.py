@@ -1,0 +1,123 @@
+"""Rows -> Launch: the packed arrays of a step, in the executor's terms."""
+
+import hashlib
+
+import numpy as np
+from numpy.typing import NDArray
+
+from core.launch import Launch, RowSetup
+from core.planner import Rows
+from core.records import StepRecord
+from core.request import Sequence
+from core.state import EngineState
+from core.table import EndTokens
+
+
+class Packer:
+    """Builds launches and moves the columns on: a launched token counts as computed."""
+
+    def __init__(self, state: EngineState) -> None:
+        self._state = state
+        self._next_id = 0
+
+    def pack(self, rows: Rows, record: StepRecord) -> tuple[Launch, Rows]:
+        """The launch of `rows`, and the rows in its order: one-token rows first."""
+        table, memory = self._state.table, self._state.memory
+        order = np.argsort(rows.num_tokens > 1, kind="stable")
+        rows = Rows(rows.slots[order], rows.num_tokens[order])
+        first = table.computed[rows.slots]
+        ends = first + rows.num_tokens
+        known, in_flight = table.known[rows.slots], table.in_flight[rows.slots]
+        feedback = ends > known
+        wants_token = known + in_flight - table.prompt[rows.slots] < table.output_limit[rows.slots]
+        samples = (ends == known + in_flight) & wants_token
+        row_ids = table.row[rows.slots]
+        fresh = memory.pages_sent[row_ids] == 0
+        launch = Launch(
+            launch_id=self._next_id,
+            row_ids=row_ids,
+            first_positions=first,
+            num_tokens=rows.num_tokens,
+            token_ids=self._token_ids(rows, first, feedback),
+            feedback=feedback,
+            samples=samples,
+            num_decode_rows=int((rows.num_tokens == 1).sum()),
+            table_updates=memory.table_updates(row_ids, table.pages_held[rows.slots]),
+            setups=tuple(self._setup(table.at(slot)) for slot in rows.slots[fresh].tolist()),
+        )
+        self._next_id += 1
+        self._account(rows, first, ends, samples, record)
+        memory.launched(launch.launch_id, row_ids)
+        return launch, rows
+
+    def _account(
+        self,
+        rows: Rows,
+        first: NDArray[np.int32],
+        ends: NDArray[np.int32],
+        samples: NDArray[np.bool_],
+        record: StepRecord,
+    ) -> None:
+        table = self._state.table
+        again = np.clip(table.computed_max[rows.slots] - first, 0, rows.num_tokens)
+        decoding = rows.num_tokens == 1
+        table.computed[rows.slots] = ends
+        table.in_flight[rows.slots] += samples
+        table.last_step[rows.slots] = record.step
+        record.decode_tokens = int(decoding.sum())
+        record.prefill_tokens = int(rows.num_tokens.sum()) - record.decode_tokens
+        record.recomputed_tokens = int(again.sum())
+        table.computed_total[rows.slots] += rows.num_tokens
+        table.recomputed_total[rows.slots] += again
+
+    def _token_ids(
+        self, rows: Rows, first: NDArray[np.int32], feedback: NDArray[np.bool_]
+    ) -> NDArray[np.int32]:
+        table = self._state.table
+        single = rows.num_tokens == 1
+        latest = single & (feedback | (first + 1 == table.known[rows.slots]))
+        head = np.where(feedback, 0, table.last_token[rows.slots])[single]
+        parts = [head]
+        for index in np.flatnonzero(~latest).tolist():
+            tokens = table.at(int(rows.slots[index])).tokens
+            begin, count = int(first[index]), int(rows.num_tokens[index])
+            if count == 1:
+                head[index] = tokens[begin]
+            else:
+                part = np.zeros(count, np.int32)
+                part[: count - int(feedback[index])] = tokens[begin : begin + count]
+                parts.append(part)
+        return np.concatenate(parts)
+
+    def _setup(self, sequence: Sequence) -> RowSetup:
+        state, params = self._state, sequence.request.params
+        slot = sequence.slot
+        ends = {
+            EndTokens.NONE: (),
+            EndTokens.MODEL: state.model_end_tokens,
+            EndTokens.OWN: own_end_tokens(sequence, state.model_end_tokens),
+        }[EndTokens(state.table.end_tokens[slot])]
+        return RowSetup(
+            row=int(state.table.row[slot]),
+            params=params,
+            prompt_len=int(state.table.prompt[slot]),
+            tokens=sequence.token_array(),
+            seed=request_seed(state.seed, sequence),
+            choice=sequence.choice,
+            end_token_ids=tuple(ends),
+        )
+
+
+def own_end_tokens(sequence: Sequence, model_end_tokens: tuple[int, ...]) -> tuple[int, ...]:
+    """The ids that stop a sequence with stop_token_ids: these, and the model's unless ignored."""
+    params = sequence.request.params
+    return params.stop_token_ids + (() if params.ignore_eos else model_end_tokens)
+
+
+def request_seed(run_seed: int, sequence: Sequence) -> int:
+    """The request's own seed, else one derived from the run's seed and the request's id, so that a
+    request draws the same numbers whatever runs beside it."""
+    if sequence.request.params.seed is not None:
+        return sequence.request.params.seed
+    text = f"{run_seed}:{sequence.request.request_id}".encode()
+    return int.from_bytes(hashlib.blake2b(text, digest_size=8).digest(), "little", signed=True)

@@ -1,0 +1,252 @@
+"""Interfaces of the objects that `build_*` hooks return. Tensors are typed Any: core knows no
+torch."""
+
+from collections.abc import Sequence
+from typing import Any, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from core.launch import Launch, LaunchResult, PoolLayout
+from core.records import RequestRecord, RunInfo, StepRecord
+from core.request import Request
+
+Pages = NDArray[np.int32]
+Keys = NDArray[np.uint64]
+
+
+class Allocator(Protocol):
+    """Chooses which free pages to hand out; the core's ledger owns them. Page ids are 1 ..
+    num_pages."""
+
+    page_size: int
+    num_pages: int  # usable pages, page 0 not counted
+    shares_pages: (
+        bool  # False: pages cannot outlive their request, so no prefix cache may hold them
+    )
+
+    @property
+    def num_free(self) -> int:
+        """Free pages."""
+
+    def reserved_at_admission(self, pages_needed: int, pages_at_most: int) -> int:
+        """Pages to take when a request is admitted: 0 = on demand."""
+
+    def can_allocate(self, num_pages: int) -> bool:
+        """Whether `allocate(num_pages)` would succeed now."""
+
+    def allocate(self, num_pages: int) -> Pages | None:
+        """Take `num_pages` distinct free pages, int32, or None and nothing changes."""
+
+    def free(self, pages: Pages) -> None:
+        """Give pages back. Raises InvariantError for one that is free already."""
+
+    def unusable_pages(self, num_pages: int) -> int:
+        """Free pages of runs too short for a request of `num_pages` (external fragmentation); 0 if
+        paged."""
+
+    def check(self) -> None:
+        """Compare the books with each other; raises InvariantError. Strict mode calls it after
+        every step."""
+
+
+class CacheNode(Protocol):
+    """A node of a prefix cache as an evictor sees it. Compare by identity."""
+
+    num_pages: int
+    depth_pages: int  # pages from the root up to and including this node
+    last_used: int  # the cache's access counter at the last hit or insertion
+    created: int
+    hits: int
+
+
+class Evictor(Protocol):
+    """Ranks evictable nodes (unlocked leaves). Every call takes constant or logarithmic time.
+
+    A locked node may be joined with its only child and go without a call: hold facts about nodes
+    that are not evictable weakly (weakref.WeakKeyDictionary).
+    """
+
+    def on_insert(self, node: CacheNode) -> None:
+        """A node was created (also by a split)."""
+
+    def on_hit(self, node: CacheNode) -> None:
+        """A request was admitted on a prefix that includes the node; last_used and hits are
+        updated."""
+
+    def on_lock(self, node: CacheNode) -> None:
+        """The node stops being an evictable leaf; called before last_used, hits or num_pages
+        change."""
+
+    def on_unlock(self, node: CacheNode) -> None:
+        """The node became an evictable leaf."""
+
+    def pop(self) -> CacheNode:
+        """Remove and return the next victim. The cache may trim it and hand the rest back by
+        on_unlock. Raises LookupError if nothing is evictable."""
+
+
+class PrefixMatch(Protocol):
+    """A matched prefix. Valid until the cache next changes (lock, unlock, insert, evict, clear)."""
+
+    pages: Pages
+    num_unlocked_pages: int  # of them evictable now: what locking would take from the supply
+
+
+class PrefixCache(Protocol):
+    """Index of reusable pages by content. Owns the pages it holds until `evict` or `clear` returns
+    them.
+
+    keys: uint64 [n], a digest a page; tokens: int32 [n * page_size] or None when only digests exist
+    (recorded traces); namespace: prefixes match only within one. A handle is opaque and locked
+    until `unlock`.
+    """
+
+    stores: bool  # False: it never keeps a page, and need not be asked
+    num_pages: int
+    num_evictable: int  # pages no handle locks
+    num_handles: int  # handles given out and not unlocked
+
+    def match(self, keys: Keys, tokens: NDArray[np.int32] | None, namespace: str) -> PrefixMatch:
+        """The longest cached prefix, in whole pages. Changes no recency: a look is not a use."""
+
+    def lock(self, match: PrefixMatch) -> Any:
+        """Use a match: refresh recency along the path, keep it from eviction, return the handle."""
+
+    def unlock(self, handle: Any) -> None:
+        """Give a handle back, once."""
+
+    def insert(
+        self,
+        keys: Keys,
+        tokens: NDArray[np.int32] | None,
+        pages: Pages,
+        namespace: str,
+    ) -> tuple[Any, int, int]:
+        """Store pages for `keys`; returns a locked handle on what is stored of the path now,
+        num_existing: leading pages that were there already, and num_stored: leading pages that are
+        there now. pages[num_existing:num_stored] now belong to the cache; the others do not change
+        owner. num_stored is below len(keys) where a page has the key of a stored one but other
+        tokens, and 0 if nothing is kept."""
+
+    def fork(self, handle: Any) -> Any:
+        """Another handle on the same path."""
+
+    def evict(self, num_pages: int) -> Pages:
+        """Drop at least `num_pages` pages of unlocked leaves, or all there are; returns exactly the
+        pages dropped, int32."""
+
+    def clear(self) -> Pages:
+        """Drop everything unlocked."""
+
+    def check(self) -> None:
+        """Recompute totals, locks and evictable leaves from scratch; raises InvariantError on a
+        difference. Strict mode calls it after every step."""
+
+
+class LengthPredictor(Protocol):
+    """Guesses output lengths."""
+
+    def predict(self, request: Request) -> float:
+        """Expected output tokens, asked once when the request arrives."""
+
+    def observe(self, record: RequestRecord) -> None:
+        """A request ended; its true lengths are in the record."""
+
+
+class Executor(Protocol):
+    """Computes launches in order, on one stream: a page freed after launch k may be rewritten by k
+    + 1."""
+
+    vocab_size: int
+    max_model_len: int
+    end_token_ids: tuple[int, ...]
+
+    def prepare(self, layout: PoolLayout) -> None:
+        """Allocate pool, tables and buffers. Called once, before the first launch."""
+
+    def launch(self, launch: Launch) -> None:
+        """Start a launch; returns without waiting for the device."""
+
+    def collect(self) -> LaunchResult:
+        """Wait for the oldest uncollected launch."""
+
+    def describe(self) -> dict[str, Any]:
+        """Device, dtype, attention backend and kernel configurations, for the manifest."""
+
+    def close(self) -> None:
+        """Release the device."""
+
+
+class Attend(Protocol):
+    """Stores a layer's new K and V in the pool and attends over prefix and new tokens (executor ->
+    model)."""
+
+    def __call__(self, layer: int, q: Any, k: Any, v: Any, scale: float, window: int | None) -> Any:
+        """q [num_tokens, num_q_heads, head_dim]; k, v [num_tokens, num_kv_heads, head_dim]; returns
+        like q. window: a query sees that many latest positions, itself included; None = all."""
+
+
+class Model(Protocol):
+    """A causal language model over packed tokens. It never sees pages."""
+
+    name: str
+    num_layers: int
+    num_q_heads: int
+    num_kv_heads: int
+    head_dim: int
+    vocab_size: int  # tokens that may be sampled; the head may have more rows, which are cut off
+    max_model_len: int
+    end_token_ids: tuple[int, ...]
+    dtype: Any  # torch.dtype of weights and KV
+    device: Any
+    tokenizer: Any | None  # transformers tokenizer, None for random weights
+
+    def forward(self, token_ids: Any, positions: Any, attend: Attend, logits_rows: Any) -> Any:
+        """token_ids, positions: int64 [num_tokens]; logits_rows: int64 [k] into the packed tokens.
+        Returns logits float32 [k, vocab_size]."""
+
+
+class AttentionBackend(Protocol):
+    """Attention over the paged pool. Caches are [num_pages, page_size, num_kv_heads, head_dim]."""
+
+    name: str
+
+    def plan(self, batch: Any) -> Any:
+        """Device metadata for a launch, once a step. batch: see plugins/attention/batch.py."""
+
+    def decode(
+        self, q: Any, k_cache: Any, v_cache: Any, plan: Any, scale: float, window: int | None
+    ) -> Any:
+        """Rows of one token each: q [num_decode_rows, num_q_heads, head_dim]; returns like q."""
+
+    def extend(
+        self, q: Any, k_cache: Any, v_cache: Any, plan: Any, scale: float, window: int | None
+    ) -> Any:
+        """Rows of any length, packed: q [num_tokens, num_q_heads, head_dim]; returns like q."""
+
+    def describe(self) -> dict[str, Any]:
+        """Names and pinned configurations of the kernels, for the manifest."""
+
+
+class Sink(Protocol):
+    """Receives a run's records. Opened by construction, closed once."""
+
+    def step(self, record: StepRecord) -> None:
+        """One step, in order."""
+
+    def request(self, record: RequestRecord) -> None:
+        """One ended request."""
+
+    def close(self, run: RunInfo, summary: dict[str, Any]) -> None:
+        """The run is over. summary: core.metrics.summarise's result."""
+
+
+class Workload(Protocol):
+    """Produces the requests of a run (plugins/workload/)."""
+
+    name: str
+
+    def requests(self, tokenizer: Any | None, vocab_size: int, seed: int) -> Sequence[Request]:
+        """All requests in order of arrival. Raises ConfigError if it needs a tokenizer and there is
+        none."""

@@ -1,0 +1,295 @@
+"""What each hook is asked and what it answers. Queries are frozen: new fields break no plugin.
+
+Decisions name ids from the query's tables and carry a short reason, which lands in the step record.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from enum import Enum
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from core.config import EngineConfig
+from core.records import RequestRecord, RunInfo, StepRecord
+from core.request import Request
+from core.table import RequestTable
+
+Ids = NDArray[np.int64]
+
+
+# --- decide_order ---------------------------------------------------------------------------------
+
+
+class Hold(Enum):
+    """How long order keys stay valid when the request itself does not change."""
+
+    ALWAYS = "always"
+    STEP = "step"
+
+
+@dataclass(frozen=True, slots=True)
+class OrderQuery:
+    """Waiting requests that need a key: new, changed (preempted, a late token) or whose hold ran
+    out.
+
+    cached_tokens(ids): tokens of each that the prefix cache holds now, int32; computed on call.
+    """
+
+    waiting: RequestTable
+    now_s: float
+    step: int
+    cached_tokens: Callable[[Ids], NDArray[np.int32]]
+
+
+@dataclass(frozen=True, slots=True)
+class OrderDecision:
+    """keys: float64 [n] or [n, k], smallest first, later columns break ties; then preempted
+    requests go first, then the earlier submission. hold: Hold, or the clock time in seconds until
+    which keys stand."""
+
+    keys: NDArray[np.float64]
+    hold: Hold | float = Hold.ALWAYS
+    reason: str = ""
+
+
+# --- decide_admission -----------------------------------------------------------------------------
+
+
+class Verdict(Enum):
+    """ADMIT starts the request now; WAIT stops admission for this step; SKIP tries the next
+    candidate."""
+
+    ADMIT = "admit"
+    WAIT = "wait"
+    SKIP = "skip"
+
+
+@dataclass(frozen=True, slots=True)
+class AdmissionQuery:
+    """May `candidate` (a table of one row) start now? A slot is free for it.
+
+    cached_tokens: its tokens in the prefix cache. pages_needed: pages for its known tokens beyond
+    those. pages_at_most: pages for its longest possible length beyond those. pages_free,
+    pages_evictable: supply after its cached prefix is locked. pages_promised: pages that running
+    requests still need for tokens they already have. pages_reserved_at_once: what the allocator
+    takes on admission (0 = on demand); allocatable(n): whether it can hand out n pages at once,
+    evicting if needed. running: those running now, admitted ones included. waiting: how many wait,
+    this one included.
+    """
+
+    candidate: RequestTable
+    cached_tokens: int
+    pages_needed: int
+    pages_at_most: int
+    pages_free: int
+    pages_evictable: int
+    pages_promised: int
+    pages_reserved_at_once: int
+    pool_pages: int
+    page_size: int
+    allocatable: Callable[[int], bool]
+    running: RequestTable
+    waiting: int
+    now_s: float
+    step: int
+
+
+@dataclass(frozen=True, slots=True)
+class AdmissionDecision:
+    """The verdict on one candidate, with its reason."""
+
+    verdict: Verdict
+    reason: str = ""
+
+
+# --- decide_batch ---------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class BatchQuery:
+    """Choose this step's rows from `running`, in admission order; every row has remaining >= 1.
+
+    waiting: requests still waiting. token_limit: engine.max_num_batched_tokens. replanning: True
+    when the first choice did not fit memory and requests were preempted.
+    """
+
+    running: RequestTable
+    waiting: int
+    token_limit: int
+    now_s: float
+    step: int
+    replanning: bool
+
+
+@dataclass(frozen=True, slots=True)
+class BatchDecision:
+    """ids int64 [k], distinct, from query.running; num_tokens [k], 1 <= num_tokens <= remaining,
+    their sum at most token_limit. Rows that come first are served first when memory is short."""
+
+    ids: Ids
+    num_tokens: NDArray[np.int32]
+    reason: str = ""
+
+
+# --- decide_preemption ----------------------------------------------------------------------------
+
+
+class Cause(Enum):
+    """Why victims are sought: PAGES: running rows cannot grow. SLOTS, DISPLACE: `beneficiary`, the
+    first waiting request, could start but for a slot (max_num_seqs) or for pages."""
+
+    PAGES = "pages"
+    SLOTS = "slots"
+    DISPLACE = "displace"
+
+
+@dataclass(frozen=True, slots=True)
+class PreemptionQuery:
+    """Rank victims among `candidates`. pages_short: pages that must come free (0 for SLOTS).
+
+    beneficiary: a table of one waiting request for SLOTS and DISPLACE, else None. random: a
+    generator seeded by the run's seed and the step.
+    """
+
+    cause: Cause
+    candidates: RequestTable
+    pages_short: int
+    beneficiary: RequestTable | None
+    random: np.random.Generator
+    now_s: float
+    step: int
+
+
+@dataclass(frozen=True, slots=True)
+class PreemptionDecision:
+    """victims: ids, first to go first. The core preempts from the front until enough pages are
+    really free, so ranking every candidate is right; for PAGES at least one candidate is always
+    kept running."""
+
+    victims: Ids
+    reason: str = ""
+
+
+# --- decide_cache_admission -----------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class CacheAdmissionQuery:
+    """Shall the whole pages of `request` enter the prefix cache? num_tokens: known tokens at its
+    first publication. cached_tokens: how many of them it took from the cache."""
+
+    request: Request
+    num_tokens: int
+    cached_tokens: int
+    now_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class CacheAdmissionDecision:
+    """Whether the request's pages are kept for reuse, with the reason."""
+
+    admit: bool
+    reason: str = ""
+
+
+# --- build_* --------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class AllocatorQuery:
+    """pool_tokens: KV slots to manage (page 0 comes on top). max_model_len: longest sequence in
+    tokens."""
+
+    pool_tokens: int
+    max_model_len: int
+
+
+@dataclass(frozen=True, slots=True)
+class EvictorQuery:
+    """page_size in tokens."""
+
+    page_size: int
+
+
+@dataclass(frozen=True, slots=True)
+class PrefixCacheQuery:
+    """page_size in tokens; evictor: a core.protocols.Evictor, for this cache alone."""
+
+    page_size: int
+    evictor: Any
+
+
+@dataclass(frozen=True, slots=True)
+class LengthPredictorQuery:
+    """seed of the run."""
+
+    seed: int
+
+
+@dataclass(frozen=True, slots=True)
+class ModelQuery:
+    """device: "cpu", "cuda" or "cuda:N"; seed for random weights; progress: show a bar on long
+    work."""
+
+    device: str
+    seed: int
+    progress: bool
+
+
+@dataclass(frozen=True, slots=True)
+class AttentionQuery:
+    """What the backend must serve; it refuses with ConfigError naming the capability that does not
+    fit."""
+
+    num_q_heads: int
+    num_kv_heads: int
+    head_dim: int
+    dtype: str
+    page_size: int
+    device: str
+
+
+@dataclass(frozen=True, slots=True)
+class ExecutorQuery:
+    """model() and attention(query) build the other parts on first call: an executor without a
+    device never imports them. seed: the run's. clock: the engine's."""
+
+    engine: EngineConfig
+    seed: int
+    clock: Any
+    model: Callable[[], Any]
+    attention: Callable[[AttentionQuery], Any]
+
+
+@dataclass(frozen=True, slots=True)
+class SinkQuery:
+    """run: what is known of the run before it starts. folder: where it writes, absolute."""
+
+    run: RunInfo
+    folder: str
+
+
+# --- on_* -----------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class StepEvent:
+    """One committed step. token_ids int32 [k] with request_ids [k] and choices [k], in row order.
+
+    finished: records of the requests that ended in it."""
+
+    record: StepRecord
+    request_ids: tuple[str, ...]
+    choices: tuple[int, ...]
+    token_ids: NDArray[np.int32]
+    finished: tuple[RequestRecord, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class RequestEvent:
+    """A request that arrived or ended; its record so far."""
+
+    request: Request
+    record: RequestRecord

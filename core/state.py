@@ -1,0 +1,234 @@
+"""What one engine knows, and the few moves that change a sequence's state.
+
+Planning, settling and committing (planner.py, commit.py) are written in terms of these moves.
+"""
+
+from collections import Counter
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from core.clock import Clock
+from core.config import EngineConfig
+from core.errors import RequestError
+from core.hooks import Hooks
+from core.memory import KVMemory
+from core.protocols import LengthPredictor
+from core.queries import CacheAdmissionDecision, CacheAdmissionQuery
+from core.records import Choice, ChoiceRecord, RequestRecord, StepRecord
+from core.request import FinishReason, Request, Sequence
+from core.table import SequenceTable, State
+from core.waiting import WaitingQueue
+
+CORE = "core"  # the plugin name of decisions the core makes itself
+
+
+@dataclass(slots=True, eq=False)
+class Live:
+    """A request that has not ended: its record, its live sequences, choices not yet forked off."""
+
+    request: Request
+    record: RequestRecord
+    sequences: list[Sequence] = field(default_factory=list)
+
+
+@dataclass(slots=True, eq=False)
+class EngineState:
+    """Everything mutable of one engine. `running`: slots in admission order, int64."""
+
+    config: EngineConfig
+    seed: int
+    hooks: Hooks
+    clock: Clock
+    table: SequenceTable
+    memory: KVMemory
+    predictor: LengthPredictor
+    vocab_size: int
+    max_model_len: int
+    model_end_tokens: tuple[int, ...]
+    waiting: WaitingQueue = field(init=False)
+    running: NDArray[np.int64] = field(default_factory=lambda: np.empty(0, np.int64))
+    live: dict[str, Live] = field(default_factory=dict)
+    ended: list[Live] = field(default_factory=list)  # since the last StepEvent
+    finish_counts: Counter[str] = field(default_factory=Counter)
+    admissions: int = 0
+    now_s: float = 0.0  # start of the step, or when its launch was collected
+
+    def __post_init__(self) -> None:
+        self.waiting = WaitingQueue(self.table)
+
+    # --- arrival and end -----------------------------------------------------------------------------
+
+    def arrive(self, request: Request) -> Live:
+        """Enter a request: waiting, or ended at once if it can never be served."""
+        record = RequestRecord(
+            request.request_id, request.client, request.arrival_s, len(request.prompt)
+        )
+        record.choices = [ChoiceRecord() for _ in range(request.params.n)]
+        live = Live(request, record)
+        self.live[request.request_id] = live
+        error = self._never_fits(request)
+        if error:
+            self.end(live, FinishReason.capacity, error)
+        elif request.output_limit == 0 and request.params.prompt_logprobs is None:
+            self.end(live, FinishReason.length)
+        else:
+            sequence = self.table.add(
+                request, 0, record.choices[0], self.predictor.predict(request)
+            )
+            sequence.waiting_forks = request.params.n - 1
+            live.sequences.append(sequence)
+            self.waiting.push(sequence.id)
+        return live
+
+    def validate(self, request: Request) -> None:
+        """Raise RequestError for a request that is malformed for this engine."""
+        if request.request_id in self.live:
+            raise RequestError(
+                f"request_id {request.request_id!r} is in use by an unfinished request"
+            )
+        named = [("prompt", request.prompt), ("stop_token_ids", request.params.stop_token_ids)]
+        named.append(("logit_bias", list(request.params.logit_bias)))
+        for field_name, tokens in named:
+            ids = np.asarray(tokens)
+            if len(ids) and (ids.min() < 0 or ids.max() >= self.vocab_size):
+                wrong = ids[(ids < 0) | (ids >= self.vocab_size)][0]
+                raise RequestError(
+                    f"{field_name} of request {request.request_id!r} must hold token ids in"
+                    f" [0, {self.vocab_size}), got {wrong}"
+                )
+
+    def finish(self, sequence: Sequence, reason: FinishReason, error: str = "") -> None:
+        """End one choice; the request ends with its last, or at once if others could not start yet."""
+        live = self.live[sequence.request.request_id]
+        if reason is FinishReason.stop:
+            self.memory.publish(sequence)
+        self._remove(live, sequence)
+        live.record.choices[sequence.choice].finish_reason = reason.value
+        if not live.sequences or sequence.waiting_forks:
+            self.end(live, reason, error)
+
+    def end(self, live: Live, reason: FinishReason, error: str = "") -> None:
+        """End a request with all its choices, exactly once."""
+        for sequence in list(live.sequences):
+            self._remove(live, sequence)
+        for choice in live.record.choices:
+            choice.finish_reason = choice.finish_reason or reason.value
+        live.record.finish_reason = reason.value
+        live.record.error = error
+        live.record.finished_s = self.now_s
+        del self.live[live.request.request_id]
+        self.finish_counts[reason.value] += 1
+        self.predictor.observe(live.record)
+        self.ended.append(live)
+
+    def drain(self, sequence: Sequence) -> int:
+        """Its last token is launched: give its memory back now; the choice ends when the token
+        arrives. Returns tokens computed in vain (see KVMemory.publish)."""
+        wasted = self.memory.publish(sequence)
+        self._take_out(sequence)
+        self.table.state[sequence.slot] = State.DRAINING
+        return wasted
+
+    # --- running and waiting -------------------------------------------------------------------------
+
+    def run(self, sequence: Sequence) -> None:
+        """waiting -> running, at the end of the admission order."""
+        slot = sequence.slot
+        self.waiting.discard(sequence.id)
+        self.admissions += 1
+        self.table.state[slot] = State.RUNNING
+        self.table.admitted_order[slot] = self.admissions
+        self.running = np.append(self.running, slot)
+
+    def wait(self, sequence: Sequence) -> int:
+        """running -> waiting with nothing held; returns pages that came free at once."""
+        slot = sequence.slot
+        self.running = self.running[self.running != slot]
+        freed = self.memory.release(sequence)
+        self.table.computed[slot] = 0
+        self.table.state[slot] = State.WAITING
+        self.waiting.push(sequence.id)
+        return freed
+
+    def preempt(self, sequence: Sequence) -> tuple[int, int]:
+        """Take a running sequence's pages; returns (pages freed at once, computed tokens lost). Its
+        whole pages go to the cache, where they may be evicted or found again."""
+        slot = sequence.slot
+        lost = int(self.table.computed[slot])
+        self.table.computed_max[slot] = max(int(self.table.computed_max[slot]), lost)
+        self.table.preemptions[slot] += 1
+        self.live[sequence.request.request_id].record.preemptions += 1
+        self.memory.publish(sequence)
+        return self.wait(sequence), lost
+
+    def may_cache(self, sequence: Sequence) -> bool:
+        """Ask once whether the sequence's pages may enter the prefix cache."""
+        if sequence.cacheable is None:
+            sequence.cacheable = self.memory.uses_cache(sequence) and self._ask_to_cache(sequence)
+        return sequence.cacheable
+
+    # --- notes ---------------------------------------------------------------------------------------
+
+    def note(
+        self,
+        record: StepRecord,
+        sequence: Sequence,
+        kind: str,
+        plugin: str,
+        reason: str,
+        **detail: Any,
+    ) -> None:
+        """Write a decision about a sequence into a step's record."""
+        choice = Choice(sequence.request.request_id, sequence.choice, kind, plugin, reason, detail)
+        record.choices.append(choice)
+
+    def who(self, hook: str) -> str:
+        """The plugin that gave the latest answer at a hook."""
+        return self.hooks.who.get(hook, CORE)
+
+    # --- private -------------------------------------------------------------------------------------
+
+    def _remove(self, live: Live, sequence: Sequence) -> None:
+        sequence.record.token_ids = sequence.tokens[int(self.table.prompt[sequence.slot]) :]
+        live.record.computed_tokens += int(self.table.computed_total[sequence.slot])
+        live.record.recomputed_tokens += int(self.table.recomputed_total[sequence.slot])
+        self._take_out(sequence)
+        live.sequences.remove(sequence)
+        self.table.remove(sequence)
+
+    def _take_out(self, sequence: Sequence) -> None:
+        slot = sequence.slot
+        if self.table.state[slot] == State.RUNNING:
+            self.running = self.running[self.running != slot]
+        self.waiting.discard(sequence.id)
+        self.memory.release(sequence)
+
+    def _never_fits(self, request: Request) -> str:
+        length = len(request.prompt)
+        if length + min(request.params.max_tokens, 1) > self.max_model_len:
+            return (
+                f"prompt of request {request.request_id!r} must leave room for one token within"
+                f" max_model_len = {self.max_model_len} tokens, got {length}"
+            )
+        need, have = self.memory.pages_for(length), self.memory.ledger.num_pages
+        longest = min(length + max(request.params.max_tokens, 1) - 1, self.max_model_len)
+        need = max(
+            need, self.memory.allocator.reserved_at_admission(need, self.memory.pages_for(longest))
+        )
+        if need > have:
+            size = self.memory.page_size
+            return (
+                f"request {request.request_id!r} needs {need} pages ({need * size} tokens) at once, the"
+                f" pool holds {have} pages ({have * size} tokens)"
+            )
+        return ""
+
+    def _ask_to_cache(self, sequence: Sequence) -> bool:
+        record = self.live[sequence.request.request_id].record
+        known = int(self.table.known[sequence.slot])
+        query = CacheAdmissionQuery(sequence.request, known, record.cached_tokens, self.now_s)
+        decision: CacheAdmissionDecision = self.hooks.decide_cache_admission(query)
+        return decision.admit

@@ -1,0 +1,76 @@
+"""Sums over the step records of a run, in constant memory. core/metrics.py turns them into
+metrics."""
+
+from collections import Counter
+from dataclasses import dataclass, field
+
+from core.records import StepRecord
+
+SUMMED = (
+    "prefill_tokens",
+    "decode_tokens",
+    "recomputed_tokens",
+    "sampled_tokens",
+    "duplicate_prefill_tokens",
+    "pages_evicted",
+)
+
+
+@dataclass(slots=True)
+class StepTotals:
+    """Running sums over step records: constant memory, whatever the number of steps.
+
+    page_size, pool_pages: of the allocator. counts: sums of the fields SUMMED, and preemptions.
+    host_us: microseconds by part. integrals, peaks: of the levels below, integrals in level *
+    seconds. measure_from_s: steps that start earlier are left out. Integrals weigh each step's
+    state by the time it was the one being executed, so overlapping launches are not counted twice
+    and idle time not at all.
+    """
+
+    page_size: int
+    pool_pages: int
+    measure_from_s: float = 0.0
+    steps: int = 0
+    busy_s: float = 0.0
+    last_end_s: float | None = None
+    counts: Counter[str] = field(default_factory=Counter)
+    host_us: dict[str, float] = field(default_factory=dict)
+    integrals: dict[str, float] = field(default_factory=dict)
+    peaks: dict[str, int] = field(default_factory=dict)
+
+    def add(self, record: StepRecord) -> None:
+        """Count one step (or `record.steps` equal ones). Records come in order."""
+        if record.start_s < self.measure_from_s:
+            return
+        self.steps += record.steps
+        for name in SUMMED:
+            self.counts[name] += getattr(record, name)
+        self.counts["preemptions"] += sum(c.kind == "preempted" for c in record.choices)
+        for part, micros in record.host_us.items():
+            self.host_us[part] = self.host_us.get(part, 0.0) + micros
+        before_s = record.start_s if self.last_end_s is None else self.last_end_s
+        weight_s = max(record.end_s - max(record.start_s, before_s), 0.0)
+        self.busy_s += weight_s
+        self.last_end_s = max(record.end_s, before_s)
+        for name, value in self._levels(record).items():
+            self.integrals[name] = self.integrals.get(name, 0.0) + weight_s * value
+            self.peaks[name] = max(self.peaks.get(name, 0), value)
+
+    def mean(self, name: str) -> float | None:
+        """Time-weighted mean of a level, None without time."""
+        return self.integrals.get(name, 0.0) / self.busy_s if self.busy_s else None
+
+    def _levels(self, record: StepRecord) -> dict[str, int]:
+        page = self.page_size
+        cached = record.pages_evictable * page
+        reserved = (record.pages_tree + record.pages_request) * page
+        filled = record.pages_tree * page + record.used_tokens
+        return {
+            "reserved_tokens": reserved,
+            "live_tokens": filled - cached,
+            "empty_tokens": reserved - filled,
+            "external_tokens": record.external_tokens,
+            "batch": record.num_rows,
+            "running": record.running,
+            "waiting": record.waiting,
+        }

@@ -1,0 +1,285 @@
+"""Numbers of all live sequences in one structure of arrays, and the read-only views that policies
+get.
+
+An id is `serial << SLOT_BITS | slot`: unique for the whole run, and `id & SLOT_MASK` is the column
+index.
+"""
+
+from array import array
+from collections.abc import Iterator
+from enum import IntEnum
+from typing import TYPE_CHECKING, Any, Generic, TypeVar, overload
+
+import numpy as np
+from numpy.typing import NDArray
+
+from core.errors import InvariantError
+from core.request import SLOT_BITS, SLOT_MASK, Request, Sequence
+
+if TYPE_CHECKING:
+    from core.records import ChoiceRecord
+
+Ids = NDArray[np.int64]
+Slots = NDArray[np.int64]
+T = TypeVar("T", bound=np.generic)
+
+
+class State(IntEnum):
+    """Where a sequence stands. DONE slots are free for reuse."""
+
+    DONE = 0
+    WAITING = 1
+    RUNNING = 2
+    DRAINING = 3  # its last token is in flight; pages are released, its row is not
+
+
+class EndTokens(IntEnum):
+    """Which token ids stop a sequence: none, the model's, or a set of its own (stop_token_ids)."""
+
+    NONE = 0
+    MODEL = 1
+    OWN = 2
+
+
+COLUMNS: dict[str, type[np.generic]] = {
+    "id": np.int64,
+    "state": np.int8,
+    "arrival_s": np.float64,
+    "arrival_order": np.int64,  # tie-break: the order of submission
+    "prompt": np.int32,  # prompt tokens
+    "known": np.int32,  # prompt + committed generated tokens
+    "computed": np.int32,  # tokens whose KV is stored or in a launched step
+    "in_flight": np.int32,  # sampled tokens launched and not yet committed
+    "max_output": np.int32,  # the client's max_tokens
+    "output_limit": np.int32,  # where it really ends: hidden from policies if forced
+    "pages_held": np.int32,
+    "pages_shared": np.int32,  # held pages that the prefix cache owns
+    "pages_published": np.int32,  # leading pages already offered to the cache
+    "priority": np.int32,  # smaller is more urgent
+    "client": np.int32,  # interned labels
+    "session": np.int32,
+    "deadline_s": np.float64,  # inf = none
+    "preemptions": np.int32,
+    "admitted_order": np.int64,  # counts admissions; the last admitted has the highest
+    "last_step": np.int64,  # last step that ran it; -1 = never
+    "computed_max": np.int32,  # most tokens ever computed: below it, computing is recomputing
+    "computed_total": np.int64,  # tokens computed so far, repeats included
+    "recomputed_total": np.int64,  # of them those below computed_max at the time
+    "predicted_output": np.float64,  # the length predictor's answer at arrival
+    "row": np.int32,
+    "last_token": np.int32,  # the latest known token
+    "end_tokens": np.int8,  # which ids stop it: an EndTokens
+}
+
+
+class SequenceTable:
+    """Columns over slots, grown by doubling. The core alone writes."""
+
+    def __init__(self, capacity: int = 64) -> None:
+        self.columns: dict[str, NDArray[Any]] = {}
+        for name, dtype in COLUMNS.items():
+            self._bind(name, np.zeros(capacity, dtype))
+        self.sequences: list[Sequence | None] = [None] * capacity
+        self._free = list(range(capacity - 1, -1, -1))
+        self._serial = 0
+        self._labels: dict[str, int] = {}
+
+    if TYPE_CHECKING:  # columns are attributes, rebound when the table grows
+
+        def __getattr__(self, name: str) -> NDArray[Any]: ...
+
+    def __len__(self) -> int:
+        """Live sequences."""
+        return len(self.sequences) - len(self._free)
+
+    def live(self) -> Iterator[Sequence]:
+        """All live sequences, in slot order. Linear: for checks and shutdown."""
+        return (sequence for sequence in self.sequences if sequence is not None)
+
+    def add(
+        self, request: Request, choice: int, record: "ChoiceRecord", predicted_output: float
+    ) -> Sequence:
+        """Enter one choice of a request as WAITING; O(prompt)."""
+        if not self._free:
+            self._grow()
+        slot = self._free.pop()
+        self._serial += 1
+        prompt = np.ascontiguousarray(request.prompt, dtype=np.int32)
+        tokens = _int_array(prompt)
+        sequence = Sequence((self._serial << SLOT_BITS) | slot, request, choice, record, tokens)
+        values = {
+            "id": sequence.id,
+            "state": State.WAITING,
+            "arrival_s": request.arrival_s,
+            "arrival_order": self._serial,
+            "prompt": len(tokens),
+            "known": len(tokens),
+            "max_output": request.params.max_tokens,
+            "output_limit": request.output_limit,
+            "priority": request.priority,
+            "client": self._labels.setdefault(request.client, len(self._labels)),
+            "session": self._labels.setdefault(request.session, len(self._labels)),
+            "deadline_s": np.inf if request.deadline_s is None else request.deadline_s,
+            "last_step": -1,
+            "predicted_output": predicted_output,
+            "row": -1,
+            "last_token": int(prompt[-1]),
+            "end_tokens": _end_tokens(request),
+        }
+        for name, column in self.columns.items():
+            column[slot] = values.get(name, 0)
+        self.sequences[slot] = sequence
+        return sequence
+
+    def remove(self, sequence: Sequence) -> None:
+        """Free the slot; the id never comes back."""
+        if self.get(sequence.id) is not sequence:
+            raise InvariantError(f"sequence {sequence.id} is not in the table")
+        slot = sequence.slot
+        self.columns["state"][slot] = State.DONE
+        self.columns["id"][slot] = 0
+        self.sequences[slot] = None
+        self._free.append(slot)
+
+    def get(self, id: int) -> Sequence | None:
+        """The live sequence of an id, or None."""
+        slot = id & SLOT_MASK
+        if slot >= len(self.sequences):
+            return None
+        sequence = self.sequences[slot]
+        return sequence if sequence is not None and sequence.id == id else None
+
+    def at(self, slot: int) -> Sequence:
+        """The live sequence in a slot."""
+        sequence = self.sequences[slot]
+        if sequence is None:
+            raise InvariantError(f"slot {slot} is empty")
+        return sequence
+
+    def label(self, number: int) -> str:
+        """The client or session label behind an interned number."""
+        return next(label for label, value in self._labels.items() if value == number)
+
+    def view(self, slots: Slots) -> "RequestTable":
+        """Read-only columns of `slots`, each gathered on first use."""
+        return RequestTable(self, slots)
+
+    def _bind(self, name: str, column: NDArray[Any]) -> None:
+        self.columns[name] = column
+        setattr(self, name, column)
+
+    def _grow(self) -> None:
+        old = len(self.sequences)
+        if old * 2 > SLOT_MASK + 1:
+            raise InvariantError(f"more than {SLOT_MASK + 1} live sequences")
+        for name, column in list(self.columns.items()):
+            self._bind(name, np.concatenate([column, np.zeros(old, column.dtype)]))
+        self.sequences.extend([None] * old)
+        self._free.extend(range(2 * old - 1, old - 1, -1))
+
+
+class Column(Generic[T]):
+    """A read-only column of a RequestTable, gathered from the SequenceTable on first use."""
+
+    def __set_name__(self, owner: type, name: str) -> None:
+        self._name = name
+
+    @overload
+    def __get__(self, view: None, owner: type) -> "Column[T]": ...
+    @overload
+    def __get__(self, view: "RequestTable", owner: type) -> NDArray[T]: ...
+    def __get__(self, view: "RequestTable | None", owner: type) -> "NDArray[T] | Column[T]":
+        return self if view is None else view.gather(self._name)
+
+
+class RequestTable:
+    """What a policy sees of a set of sequences: one numpy array a fact, all of the same length.
+
+    Base columns are COLUMNS above; the rest is derived. `generated` counts committed tokens only:
+    add `in_flight` where a decision must not depend on whether launches overlap.
+    """
+
+    __slots__ = ("_gathered", "_slots", "_table")
+
+    id = Column[np.int64]()
+    arrival_s = Column[np.float64]()
+    arrival_order = Column[np.int64]()
+    prompt = Column[np.int32]()
+    known = Column[np.int32]()
+    computed = Column[np.int32]()
+    in_flight = Column[np.int32]()
+    max_output = Column[np.int32]()
+    pages_held = Column[np.int32]()
+    pages_shared = Column[np.int32]()
+    priority = Column[np.int32]()
+    client = Column[np.int32]()
+    session = Column[np.int32]()
+    deadline_s = Column[np.float64]()
+    preemptions = Column[np.int32]()
+    admitted_order = Column[np.int64]()
+    last_step = Column[np.int64]()
+    predicted_output = Column[np.float64]()
+
+    def __init__(self, table: SequenceTable, slots: Slots) -> None:
+        self._table = table
+        self._slots = slots
+        self._gathered: dict[str, NDArray[Any]] = {}
+
+    def __len__(self) -> int:
+        return len(self._slots)
+
+    def gather(self, name: str) -> NDArray[Any]:
+        """A column by name, read-only."""
+        column = self._gathered.get(name)
+        if column is None:
+            column = self._table.columns[name][self._slots]
+            column.flags.writeable = False
+            self._gathered[name] = column
+        return column
+
+    @property
+    def generated(self) -> NDArray[np.int32]:
+        """Committed output tokens, int32."""
+        return self.known - self.prompt
+
+    @property
+    def emitted(self) -> NDArray[np.int32]:
+        """Output tokens including those in flight, int32: the same with and without overlap."""
+        return self.known + self.in_flight - self.prompt
+
+    @property
+    def remaining(self) -> NDArray[np.int32]:
+        """Tokens to compute before the next sample, int32: 1 for a decoding sequence."""
+        return self.known + self.in_flight - self.computed
+
+    @property
+    def pages_freed_if_preempted(self) -> NDArray[np.int32]:
+        """Pages no cache owns, int32; cached ones become evictable besides."""
+        return self.pages_held - self.pages_shared
+
+    @property
+    def locked_prefix_pages(self) -> NDArray[np.int32]:
+        """Pages of the prefix cache that it keeps from eviction, int32."""
+        return self.pages_shared
+
+    @property
+    def predicted_remaining(self) -> NDArray[np.float64]:
+        """Output tokens still expected: the prediction, at least one, at most the limit; float64."""
+        emitted = self.emitted
+        left: NDArray[np.float64] = np.maximum(self.predicted_output - emitted, 1.0)
+        most: NDArray[np.float64] = np.maximum(self.max_output - emitted, 0.0)
+        return np.minimum(left, most)
+
+
+def _end_tokens(request: Request) -> EndTokens:
+    if request.forced_output is not None:
+        return EndTokens.NONE
+    if request.params.stop_token_ids:
+        return EndTokens.OWN
+    return EndTokens.NONE if request.params.ignore_eos else EndTokens.MODEL
+
+
+def _int_array(values: NDArray[np.int32]) -> "array[int]":
+    out = array("i")
+    out.frombytes(values.tobytes())
+    return out

@@ -1,0 +1,129 @@
+"""The waiting queue: kept sorted by the policy's keys, re-keyed only where something changed."""
+
+import heapq
+from bisect import bisect_left, insort
+from collections.abc import Callable
+
+import numpy as np
+from numpy.typing import NDArray
+
+from core.errors import PolicyError
+from core.queries import Hold, OrderDecision, OrderQuery
+from core.request import SLOT_MASK
+from core.table import SequenceTable
+
+Key = tuple[float, ...]
+
+
+class WaitingQueue:
+    """Ids of waiting sequences. Order: policy keys, then preempted before fresh, then submission
+    order."""
+
+    def __init__(self, table: SequenceTable) -> None:
+        self._table = table
+        self._sorted: list[tuple[Key, int]] = []
+        self._keys: dict[int, Key] = {}
+        self._unkeyed: dict[int, None] = {}
+        self._each_step: set[int] = set()
+        self._expiries: list[tuple[float, int]] = []
+
+    def __len__(self) -> int:
+        return len(self._sorted) + len(self._unkeyed)
+
+    def __contains__(self, id: int) -> bool:
+        return id in self._keys or id in self._unkeyed
+
+    def push(self, id: int) -> None:
+        """Enter a sequence; it has no place until the next `refresh`."""
+        self._unkeyed[id] = None
+
+    def discard(self, id: int) -> None:
+        """Take a sequence out, if it is in."""
+        self._unkeyed.pop(id, None)
+        self._each_step.discard(id)
+        key = self._keys.pop(id, None)
+        if key is not None:
+            del self._sorted[bisect_left(self._sorted, (key, id))]
+
+    def touch(self, id: int) -> None:
+        """The sequence changed: ask for its key again."""
+        if id in self._keys:
+            self.discard(id)
+            self.push(id)
+
+    def at(self, index: int) -> int:
+        """The id at a place; only after `refresh`."""
+        return self._sorted[index][1]
+
+    def refresh(
+        self,
+        decide: Callable[[OrderQuery], OrderDecision | None],
+        who: Callable[[], str],
+        cached_tokens: Callable[[NDArray[np.int64]], NDArray[np.int32]],
+        now_s: float,
+        step: int,
+    ) -> None:
+        """Ask for the keys that are missing or ran out, and sort them in."""
+        self._expire(now_s)
+        if not self._unkeyed:
+            return
+        ids = np.fromiter(self._unkeyed, np.int64, len(self._unkeyed))
+        view = self._table.view(ids & SLOT_MASK)
+        decision = decide(OrderQuery(view, now_s, step, cached_tokens))
+        if decision is None:
+            raise PolicyError("no plugin answers decide_order")
+        keys = _checked_keys(decision, len(ids), who())
+        self._sort_in(ids, keys, decision.hold)
+
+    def _sort_in(
+        self, ids: NDArray[np.int64], keys: NDArray[np.float64], hold: Hold | float
+    ) -> None:
+        slots = ids & SLOT_MASK
+        fresh = self._table.preemptions[slots] == 0
+        arrival = self._table.arrival_order[slots]
+        entries = [
+            ((*key, float(is_fresh), float(order)), one)
+            for key, is_fresh, order, one in zip(
+                keys.tolist(), fresh.tolist(), arrival.tolist(), ids.tolist(), strict=True
+            )
+        ]
+        self._unkeyed.clear()
+        self._keys.update((one, key) for key, one in entries)
+        if len(entries) > 8:
+            self._sorted.extend(entries)
+            self._sorted.sort()
+        else:
+            for entry in entries:
+                insort(self._sorted, entry)
+        if hold is Hold.STEP:
+            self._each_step.update(ids.tolist())
+        elif hold is not Hold.ALWAYS:
+            for one in ids.tolist():
+                heapq.heappush(self._expiries, (float(hold), one))
+
+    def _expire(self, now_s: float) -> None:
+        if self._each_step and len(self._each_step) >= len(self._sorted):
+            # Everything is keyed anew: drop the order at once rather than entry by entry.
+            self._unkeyed = dict.fromkeys(one for _, one in self._sorted) | self._unkeyed
+            self._sorted.clear()
+            self._keys.clear()
+        else:
+            for one in sorted(self._each_step):
+                self.touch(one)
+        self._each_step.clear()
+        while self._expiries and self._expiries[0][0] <= now_s:
+            self.touch(heapq.heappop(self._expiries)[1])
+
+
+def _checked_keys(decision: OrderDecision, num: int, plugin: str) -> NDArray[np.float64]:
+    keys = np.asarray(decision.keys, np.float64)
+    keys = keys[:, None] if keys.ndim == 1 else keys
+    if keys.ndim != 2 or keys.shape[0] != num:
+        raise PolicyError(
+            f"decide_order of {plugin}: keys must be [{num}] or [{num}, k], got shape {keys.shape}"
+        )
+    if not np.isfinite(keys).all():
+        raise PolicyError(
+            f"decide_order of {plugin}: keys must be finite, got {keys[~np.isfinite(keys)][0]}"
+        )
+    return keys

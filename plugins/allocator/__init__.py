@@ -1,0 +1,1 @@
+"""Which free pages are handed out (`build_allocator`)."""

@@ -1,0 +1,1 @@
+"""Attention backends: kernels behind one interface, their capabilities checked at start."""

@@ -1,0 +1,181 @@
+"""Attention over the paged pool by any pair of kernels: one for rows of one token, one for the rest.
+
+A kernel is a callable. It may carry two attributes (kernels/declare.py sets them): `capabilities`, checked
+at start, and `plan`, called once a step. Their signatures, with shapes as in core.protocols:
+
+    decode(q, k_cache, v_cache, page_table, context_lens, scale, window)
+    extend(q, k_cache, v_cache, page_table, context_lens, query_starts, scale, window)
+    plan(page_table, context_lens, query_lens, page_size)   lengths as host integers
+
+A kernel with a plan receives what it returned as the keyword `plan`.
+"""
+
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from typing import Any, Protocol
+
+from torch import Tensor
+
+from core.config import require
+from core.hookspecs import hookimpl
+from core.queries import AttentionQuery
+from plugins.attention.batch import AttentionBatch
+
+
+class Capabilities(Protocol):
+    """What the backend reads of a kernel's declaration (kernels/declare.py)."""
+
+    dtypes: tuple[str, ...]
+    devices: tuple[str, ...]
+    head_dims: tuple[int, ...] | None
+    page_sizes: tuple[int, ...] | None
+    address: str
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Part:
+    """The rows of a launch that one kernel serves, and what its plan made of them."""
+
+    page_table: Tensor
+    context_lens: Tensor
+    query_starts: Tensor
+    options: dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class PagedPlan:
+    """A launch's metadata: decode is None without one-token rows, extend without longer ones."""
+
+    decode: Part | None
+    extend: Part | None
+
+
+class PagedAttention:
+    """The plugin: pairs a decode kernel with an extend kernel. name defaults to the decode kernel's."""
+
+    def __init__(
+        self, decode: Callable[..., Any], extend: Callable[..., Any], name: str | None = None
+    ) -> None:
+        self._decode = decode
+        self._extend = extend
+        self._name = name or kernel_name(decode)
+
+    @hookimpl
+    def build_attention(self, query: AttentionQuery) -> "PagedBackend":
+        """The backend. Raises ConfigError naming what a kernel cannot serve."""
+        check_kernel("attention.decode", self._decode, query)
+        check_kernel("attention.extend", self._extend, query)
+        return PagedBackend(self._name, self._decode, self._extend)
+
+
+class PagedBackend:
+    """core.protocols.AttentionBackend over two kernels."""
+
+    def __init__(
+        self, name: str, decode: Callable[..., Any], extend: Callable[..., Any]
+    ) -> None:
+        self.name = name
+        self._decode = decode
+        self._extend = extend
+
+    def plan(self, batch: AttentionBatch) -> PagedPlan:
+        """Split the rows between the kernels and let each plan its own, once a step."""
+        split, num_rows = batch.num_decode_rows, len(batch.host_query_lens)
+        decode = _part(self._decode, batch, 0, split) if split else None
+        extend = _part(self._extend, batch, split, num_rows) if split < num_rows else None
+        return PagedPlan(decode, extend)
+
+    def decode(
+        self,
+        q: Tensor,
+        k_cache: Tensor,
+        v_cache: Tensor,
+        plan: PagedPlan,
+        scale: float,
+        window: int | None,
+    ) -> Tensor:
+        """Rows of one token each: q [num_decode_rows, num_q_heads, head_dim]; returns like q."""
+        part = plan.decode
+        assert part is not None, "the launch has no one-token rows"
+        table, lens = part.page_table, part.context_lens
+        out: Tensor = self._decode(
+            q, k_cache, v_cache, table, lens, scale, window, **part.options
+        )
+        return out
+
+    def extend(
+        self,
+        q: Tensor,
+        k_cache: Tensor,
+        v_cache: Tensor,
+        plan: PagedPlan,
+        scale: float,
+        window: int | None,
+    ) -> Tensor:
+        """The other rows, packed: q [their tokens, num_q_heads, head_dim]; returns like q."""
+        part = plan.extend
+        assert part is not None, "the launch has no rows of several tokens"
+        table, lens, starts = part.page_table, part.context_lens, part.query_starts
+        out: Tensor = self._extend(
+            q, k_cache, v_cache, table, lens, starts, scale, window, **part.options
+        )
+        return out
+
+    def describe(self) -> dict[str, Any]:
+        """Names and capabilities of both kernels, for the manifest."""
+        return {
+            "name": self.name,
+            "decode": _description(self._decode),
+            "extend": _description(self._extend),
+        }
+
+
+def kernel_name(kernel: Callable[..., Any]) -> str:
+    """`module.function` of a kernel."""
+    return f"{kernel.__module__}.{getattr(kernel, '__qualname__', type(kernel).__qualname__)}"
+
+
+def check_kernel(field: str, kernel: Callable[..., Any], query: AttentionQuery) -> None:
+    """Raise ConfigError naming the field, the kernel, its limit and the value that is outside it. A kernel
+    that declares nothing is taken at its caller's word."""
+    declared: Capabilities | None = getattr(kernel, "capabilities", None)
+    if declared is None:
+        return
+    name = kernel_name(kernel)
+    device = query.device.partition(":")[0]
+    require(declared.address == "table", field, f"a block-table kernel ({name})", declared.address)
+    limits: tuple[tuple[str, tuple[Any, ...] | None, Any], ...] = (
+        ("device", declared.devices, device),
+        ("dtype", declared.dtypes, query.dtype),
+        ("head_dim", declared.head_dims, query.head_dim),
+        ("page_size", declared.page_sizes, query.page_size),
+    )
+    for what, allowed, value in limits:
+        if allowed is not None:
+            rule = f"one of {', '.join(map(str, allowed))} for the kernel {name}"
+            require(value in allowed, f"{field}: {what}", rule, value)
+    require(
+        query.num_q_heads % query.num_kv_heads == 0,
+        f"{field}: num_q_heads",
+        f"a multiple of num_kv_heads ({query.num_kv_heads})",
+        query.num_q_heads,
+    )
+
+
+def _part(kernel: Callable[..., Any], batch: AttentionBatch, begin: int, end: int) -> Part:
+    table, lens = batch.page_table[begin:end], batch.context_lens[begin:end]
+    starts = batch.query_starts[begin : end + 1]
+    # One-token rows come first, so row `begin`'s tokens start at packed position `begin`.
+    starts = starts - begin if begin else starts
+    planner = getattr(kernel, "plan", None)
+    if planner is None:
+        return Part(table, lens, starts, {})
+    lengths = batch.host_context_lens[begin:end]
+    plan = planner(table, lengths, batch.host_query_lens[begin:end], batch.page_size)
+    return Part(table, lens, starts, {"plan": plan})
+
+
+def _description(kernel: Callable[..., Any]) -> dict[str, Any]:
+    declared: Any = getattr(kernel, "capabilities", None)
+    capabilities = "undeclared" if declared is None else asdict(declared)
+    return {"kernel": kernel_name(kernel), "capabilities": capabilities}

@@ -1,0 +1,72 @@
+"""Decode first, then slices of prompts, within a token budget (Sarathi-Serve, Agrawal et al., OSDI
+2024).
+
+Every decoding request gets its token; what is left of the budget goes to prompts in slices. Served
+strictly in order, one huge prompt would hold up all behind it for as long as it takes, so a part of
+the prompt budget goes to prompts with less left to compute than the oldest, shortest first. The
+oldest keeps the rest: it is slowed down by at most 1 / (1 - short_share) and never starves.
+"""
+
+import numpy as np
+from numpy.typing import NDArray
+
+from core.config import require
+from core.hookspecs import hookimpl
+from core.queries import BatchDecision, BatchQuery
+
+
+class Chunked:
+    """slice_tokens: most prompt tokens of one request in a step. token_budget: tokens of a step,
+    None = the engine's limit. short_share: part of the prompt budget for prompts shorter than the
+    oldest; 0 = strict order."""
+
+    def __init__(
+        self, slice_tokens: int = 256, token_budget: int | None = None, short_share: float = 0.5
+    ) -> None:
+        require(slice_tokens >= 1, "batching.slice_tokens", ">= 1", slice_tokens)
+        require(
+            token_budget is None or token_budget >= 1, "batching.token_budget", ">= 1", token_budget
+        )
+        require(0 <= short_share < 1, "batching.short_share", "in [0, 1)", short_share)
+        self.slice_tokens = slice_tokens
+        self.token_budget = token_budget
+        self.short_share = short_share
+
+    @hookimpl
+    def decide_batch(self, query: BatchQuery) -> BatchDecision:
+        """One token for each decoding request, then prompt slices."""
+        running = query.running
+        remaining = running.remaining
+        budget = min(self.token_budget or query.token_limit, query.token_limit)
+        decoding = np.flatnonzero(remaining == 1)[:budget]
+        prompts = np.flatnonzero(remaining > 1)
+        if len(prompts) == 0:
+            return BatchDecision(running.id[decoding], np.ones(len(decoding), np.int32), "decode")
+        left = budget - len(decoding)
+        slices = self._share(remaining[prompts], left)
+        served = slices > 0
+        rows = np.concatenate([decoding, prompts[served]])
+        tokens = np.concatenate([np.ones(len(decoding), np.int32), slices[served]])
+        reason = f"decode {len(decoding)}, prompts {int(served.sum())} of {len(prompts)}"
+        return BatchDecision(running.id[rows], tokens, reason)
+
+    def _share(self, remaining: NDArray[np.int32], budget: int) -> NDArray[np.int32]:
+        """Tokens for each prompt, given in order of admission."""
+        wanted = np.minimum(remaining, self.slice_tokens)
+        if int(wanted.sum()) <= budget:
+            return wanted
+        given = np.zeros_like(wanted)
+        shorter = np.flatnonzero(remaining < remaining[0])
+        shorter = shorter[np.argsort(remaining[shorter], kind="stable")]
+        _give(given, wanted, shorter, int(budget * self.short_share))
+        _give(given, wanted, np.arange(len(wanted)), budget - int(given.sum()))
+        return given
+
+
+def _give(
+    given: NDArray[np.int32], wanted: NDArray[np.int32], order: NDArray[np.int64], budget: int
+) -> None:
+    """Hand `budget` out along `order`, each up to what it still wants."""
+    want = (wanted - given)[order]
+    before = np.cumsum(want) - want
+    given[order] += np.clip(budget - before, 0, want)

@@ -1,0 +1,283 @@
+"""Prefix cache as a radix tree over page keys (RadixAttention, arXiv:2312.07104).
+
+An access costs the nodes and pages of its own path, whatever the size of the tree. Pages that
+are locked and used together share a node, so a growing sequence stays one node.
+"""
+
+import numpy as np
+
+from core.errors import InvariantError, PolicyError
+from core.hookspecs import hookimpl
+from core.protocols import Evictor, Keys, Pages
+from core.queries import PrefixCacheQuery
+from plugins.cache.radix_check import check_tree
+from plugins.cache.radix_node import (
+    Handle,
+    Match,
+    Node,
+    RootKey,
+    Tokens,
+    append_child,
+    common_pages,
+    cut_tail,
+    join_with_child,
+    new_root,
+    split_node,
+)
+
+
+class Radix:
+    """Reuses whole pages of earlier prompts and outputs."""
+
+    @hookimpl
+    def build_prefix_cache(self, query: PrefixCacheQuery) -> "RadixTree":
+        """An empty tree that evicts in the order of `query.evictor`."""
+        return RadixTree(query.page_size, query.evictor)
+
+
+class RadixTree:
+    """The tree. Paths with tokens and paths of keys alone never match each other.
+
+    Recency: a node's last_used is the number of the latest access (lock or insert) through it. Hits
+    count locks of a match only: a sequence that publishes its own pages again is no reuse.
+    """
+
+    stores = True
+
+    def __init__(self, page_size: int, evictor: Evictor) -> None:
+        self.page_size = page_size
+        self.num_pages = 0
+        self.num_evictable = 0
+        self._evictor = evictor
+        self._roots: dict[RootKey, Node] = {}
+        self._handles: set[Handle] = set()
+        self._accesses = 0
+        self._version = 0  # changes with every call that may make a match stale
+
+    @property
+    def num_handles(self) -> int:
+        """Handles not given back yet."""
+        return len(self._handles)
+
+    def match(self, keys: Keys, tokens: Tokens | None, namespace: str) -> Match:
+        """The longest stored prefix of `keys` whose tokens are equal too. Changes nothing."""
+        self._require_shapes(keys, tokens)
+        path = self._walk(keys, tokens, namespace)
+        if not path:
+            return Match(np.empty(0, np.int32), 0, None, self._version)
+        pages = np.concatenate([node.pages[:count] for node, count in path])
+        unlocked = sum(count for node, count in path if node.locks == 0)
+        return Match(pages, unlocked, path[-1][0], self._version)
+
+    def lock(self, match: Match) -> Handle:
+        """Count a hit on every node of the match and keep them from eviction. Raises InvariantError
+        for a match made before the tree last changed."""
+        if match.version != self._version:
+            raise InvariantError(
+                f"match must be of the tree's present version {self._version}, got {match.version}:"
+                " match again"
+            )
+        node, num_pages = match.node, len(match.pages)
+        if node is not None and num_pages < node.depth_pages:
+            node = self._split(node, num_pages - (node.depth_pages - node.num_pages))
+        handle = self._hold(node)
+        for step in self._touch(node):
+            step.hits += 1
+            self._evictor.on_hit(step)
+        return handle
+
+    def unlock(self, handle: Handle) -> None:
+        """Give a handle back. Raises InvariantError for one that is not live."""
+        if handle not in self._handles:
+            raise InvariantError("a handle must be unlocked once, got one that is not locked")
+        self._handles.remove(handle)
+        self._version += 1
+        step = handle.node
+        while step is not None and step.parent is not None:
+            step.locks -= 1
+            if step.locks == 0:
+                self.num_evictable += step.num_pages
+                if not step.children:
+                    self._offer(step)
+            step = step.parent
+        if handle.node is not None:
+            self._join(handle.node)
+
+    def insert(
+        self, keys: Keys, tokens: Tokens | None, pages: Pages, namespace: str
+    ) -> tuple[Handle, int, int]:
+        """Store a path; returns (handle on what is stored of it, num_existing, num_stored):
+        pages[num_existing:num_stored] are the tree's from now on."""
+        self._require_shapes(keys, tokens)
+        if len(pages) != len(keys):
+            raise ValueError(f"pages must have one entry a key ({len(keys)}), got {len(pages)}")
+        path = self._walk(keys, tokens, namespace)
+        existing = stored = sum(count for _, count in path)
+        node = path[-1][0] if path else None
+        if node is not None and path[-1][1] < node.num_pages:
+            node = self._split(node, path[-1][1])
+        if existing < len(keys):
+            root_key = (namespace, tokens is not None)
+            parent = node or self._roots.get(root_key) or new_root(root_key)
+            # A child with this very key stopped the walk by its tokens. It keeps the place.
+            if int(keys[existing]) not in parent.children:
+                if parent.parent is None:
+                    self._roots[root_key] = parent
+                node = self._append(parent, keys, tokens, pages, existing)
+                stored = len(keys)
+        handle = self._hold(node)
+        self._touch(node)
+        return handle, existing, stored
+
+    def fork(self, handle: Handle) -> Handle:
+        """Another handle on the same path; neither a hit nor a use."""
+        if handle not in self._handles:
+            raise InvariantError("a handle to fork must be locked")
+        return self._hold(handle.node)
+
+    def evict(self, num_pages: int) -> Pages:
+        """Drop `num_pages` unlocked pages, or all there are: leaves in the evictor's order, each
+        from its tail. Returns exactly the pages dropped, int32."""
+        wanted = min(num_pages, self.num_evictable)
+        dropped = [np.empty(0, np.int32)]
+        if wanted > 0:
+            self._version += 1
+        while wanted > 0:
+            leaf = self._next_victim()
+            count = min(wanted, leaf.num_pages)
+            if count < leaf.num_pages:
+                dropped.append(cut_tail(leaf, count, self.page_size))
+                self._offer(leaf)
+            else:
+                dropped.append(leaf.pages)
+                self._remove(leaf)
+            self.num_pages -= count
+            self.num_evictable -= count
+            wanted -= count
+        return np.concatenate(dropped)
+
+    def clear(self) -> Pages:
+        """Drop everything unlocked."""
+        return self.evict(self.num_evictable)
+
+    def check(self) -> None:
+        """Recompute links, totals, locks and evictable leaves; raises InvariantError on a
+        difference. Linear in the tree and the live handles."""
+        check_tree(
+            self._roots.values(), self._handles, self.num_pages, self.num_evictable, self.page_size
+        )
+
+    def _require_shapes(self, keys: Keys, tokens: Tokens | None) -> None:
+        if keys.dtype != np.uint64:
+            raise ValueError(f"keys must be uint64, got {keys.dtype}")
+        if tokens is None:
+            return
+        if tokens.dtype != np.int32 or len(tokens) != len(keys) * self.page_size:
+            raise ValueError(
+                f"tokens must be int32 [{len(keys)} keys * {self.page_size}],"
+                f" got {tokens.dtype} [{len(tokens)}]"
+            )
+
+    def _walk(self, keys: Keys, tokens: Tokens | None, namespace: str) -> list[tuple[Node, int]]:
+        """(node, pages of it that match), top down; only the last may match in part."""
+        path: list[tuple[Node, int]] = []
+        node = self._roots.get((namespace, tokens is not None))
+        start = 0
+        while node is not None and start < len(keys):
+            node = node.children.get(int(keys[start]))
+            if node is None:
+                break
+            count = common_pages(node, keys, tokens, start, self.page_size)
+            if count:
+                path.append((node, count))
+            if count < node.num_pages:
+                break
+            start += count
+        return path
+
+    def _hold(self, node: Node | None) -> Handle:
+        step = node
+        while step is not None and step.parent is not None:
+            if step.locks == 0:
+                self.num_evictable -= step.num_pages
+                if step.evictable:
+                    self._withdraw(step)
+            step.locks += 1
+            step = step.parent
+        handle = Handle(node)
+        self._handles.add(handle)
+        self._version += 1
+        return handle
+
+    def _touch(self, node: Node | None) -> list[Node]:
+        self._accesses += 1
+        path = []
+        while node is not None and node.parent is not None:
+            node.last_used = self._accesses
+            path.append(node)
+            node = node.parent
+        return path
+
+    def _append(
+        self, parent: Node, keys: Keys, tokens: Tokens | None, pages: Pages, start: int
+    ) -> Node:
+        if parent.evictable:
+            self._withdraw(parent)
+        node = append_child(parent, keys, tokens, pages, start, self.page_size, self._accesses + 1)
+        self.num_pages += node.num_pages
+        self.num_evictable += node.num_pages
+        self._evictor.on_insert(node)
+        return node
+
+    def _split(self, node: Node, at: int) -> Node:
+        # A leaf on offer shrinks: out and in again, so that an evictor may rank by size.
+        offered = node.evictable
+        if offered:
+            self._withdraw(node)
+        upper = split_node(node, at, self.page_size)
+        self._evictor.on_insert(upper)
+        if offered:
+            self._offer(node)
+        return upper
+
+    def _join(self, node: Node) -> None:
+        """Undo a boundary that says nothing: no handle ends there, both sides were used alike."""
+        if node.locks == 0 or len(node.children) != 1:
+            return
+        (child,) = node.children.values()
+        alike = child.last_used == node.last_used and child.hits == node.hits
+        if alike and child.locks == node.locks:
+            join_with_child(node, child)
+
+    def _offer(self, leaf: Node) -> None:
+        leaf.evictable = True
+        self._evictor.on_unlock(leaf)
+
+    def _withdraw(self, leaf: Node) -> None:
+        leaf.evictable = False
+        self._evictor.on_lock(leaf)
+
+    def _next_victim(self) -> Node:
+        name = type(self._evictor).__name__
+        try:
+            leaf = self._evictor.pop()
+        except LookupError as error:
+            raise PolicyError(
+                f"{name}.pop must offer one of {self.num_evictable} evictable pages"
+            ) from error
+        if not isinstance(leaf, Node) or not leaf.evictable:
+            raise PolicyError(f"{name}.pop must return an evictable leaf, got {leaf!r}")
+        leaf.evictable = False
+        return leaf
+
+    def _remove(self, leaf: Node) -> None:
+        parent = leaf.parent
+        assert parent is not None, "a root is never evictable"
+        del parent.children[leaf.first_key]
+        leaf.parent = None
+        if parent.children:
+            return
+        if parent.root_key is not None:
+            del self._roots[parent.root_key]
+        elif parent.locks == 0:
+            self._offer(parent)

@@ -1,0 +1,1 @@
+"""Executors: who computes a launch (a device, a script)."""

@@ -1,0 +1,53 @@
+"""Repetition, presence and frequency penalties from token counts that stay on the device.
+
+presence and frequency count output tokens, repetition a token of prompt or output once. Counts grow with
+each sampled token as it leaves the sampler, so that tokens still in flight to the host are counted too.
+"""
+
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from core.launch import RowSetup
+
+
+class PenaltyCounts:
+    """Counts over [num_rows, vocab_size], allocated when the first row with a penalty arrives."""
+
+    def __init__(self, num_rows: int, vocab_size: int, device: torch.device) -> None:
+        self._shape = (num_rows, vocab_size)
+        self._device = device
+        self._outputs: Tensor | None = None  # int32: how often a row's output holds a token
+        self._prompts: Tensor | None = None  # bool: whether its prompt does
+
+    def reset(self, setups: Sequence[RowSetup]) -> None:
+        """Count from the known tokens of rows that start or resume."""
+        if self._outputs is None or self._prompts is None:
+            self._outputs = torch.zeros(self._shape, dtype=torch.int32, device=self._device)
+            self._prompts = torch.zeros(self._shape, dtype=torch.bool, device=self._device)
+        for setup in setups:
+            tokens = torch.from_numpy(setup.tokens.astype(np.int64)).to(self._device)
+            outputs = tokens[setup.prompt_len :]
+            self._prompts[setup.row] = False
+            self._prompts[setup.row, tokens[: setup.prompt_len]] = True
+            self._outputs[setup.row] = 0
+            ones = torch.ones_like(outputs, dtype=torch.int32)
+            self._outputs[setup.row].index_add_(0, outputs, ones)
+
+    def apply(
+        self, logits: Tensor, rows: Tensor, repetition: Tensor, presence: Tensor, frequency: Tensor
+    ) -> Tensor:
+        """Penalised logits float32 [n, vocab_size]; rows int64 [n], factors float32 [n, 1]."""
+        assert self._outputs is not None and self._prompts is not None, "no row was reset"
+        counts = self._outputs[rows]
+        produced = counts > 0
+        scaled = torch.where(logits > 0, logits / repetition, logits * repetition)
+        logits = torch.where(self._prompts[rows] | produced, scaled, logits)
+        return logits - frequency * counts - presence * produced
+
+    def count(self, rows: Tensor, tokens: Tensor) -> None:
+        """One more token for each of the distinct rows; both int64 [n]."""
+        assert self._outputs is not None, "no row was reset"
+        self._outputs[rows, tokens] += 1

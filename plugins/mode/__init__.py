@@ -1,0 +1,1 @@
+"""Modes: what one command does."""

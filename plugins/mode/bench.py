@@ -1,0 +1,149 @@
+"""Mode bench: serve a workload to its end, open loop, and measure it."""
+
+from collections import deque
+from collections.abc import Sequence
+from contextlib import nullcontext
+from typing import Any
+
+from core.build import build_engine
+from core.clock import RealClock
+from core.config import Records, require
+from core.engine import Engine, summary_of_hooks
+from core.metrics import summarise
+from core.protocols import Sink
+from core.queries import SinkQuery
+from core.records import RequestRecord, StepRecord
+from core.request import Request
+from core.session import Session
+from core.step_totals import StepTotals
+from plugins.mode.device_lock import device_lock
+from plugins.mode.progress import ProgressBar
+from plugins.mode.warm_up import warm_up
+
+LOCKS = ("fail", "wait", "off")
+
+
+class Bench:
+    """Requests enter at their arrival times whatever the engine does; the run ends when all have
+    ended.
+
+    warmup: prefill and decode a throw-away sequence first; it is in no record and no policy sees
+    it, and the clock starts after it. lock: one bench a device: fail at once, wait for the other,
+    or off. Under a virtual clock neither applies: nothing is measured on a device.
+    """
+
+    def __init__(self, warmup: bool = True, lock: str = "fail") -> None:
+        require(lock in LOCKS, "mode.lock", f"one of {', '.join(LOCKS)}", lock)
+        self.warmup = warmup
+        self.lock = lock
+
+    def run(self, session: Session) -> dict[str, Any]:
+        """Run it; returns the summary (core.metrics.summarise, and who decided)."""
+        timed = isinstance(session.clock, RealClock)
+        locked = timed and self.lock != "off"
+        with device_lock(session.device, self.lock == "wait") if locked else nullcontext():
+            outlet = Outlet()
+            engine = build_engine(
+                session.hooks,
+                session.engine,
+                session.run.seed,
+                session.clock,
+                session.device,
+                session.progress,
+                [outlet],
+                record_rows=session.records is Records.full,
+            )
+            try:
+                return self._serve(session, engine, outlet, timed and self.warmup)
+            finally:
+                engine.close()
+
+    def _serve(
+        self, session: Session, engine: Engine, outlet: "Outlet", warms: bool
+    ) -> dict[str, Any]:
+        tokenizer = getattr(engine.executor, "tokenizer", None)
+        requests = session.workload.requests(
+            tokenizer, engine.executor.vocab_size, session.run.seed
+        )
+        session.run.manifest["executor"] = engine.executor.describe()
+        if warms:
+            warm_up(engine)
+        outlet.sinks = session.hooks.build_all(
+            "build_sink", SinkQuery(session.run, str(session.folder))
+        )
+        try:
+            totals = self._replay(session, engine, requests)
+            session.hooks.check_all_asked(session.engine.strict)
+            summary = self._summary(session, engine, requests, totals)
+        except BaseException as error:
+            outlet.fail(error)
+            raise
+        session.hooks.notify("on_run_end", summary)
+        outlet.close(session.run, summary)
+        return summary
+
+    def _replay(self, session: Session, engine: Engine, requests: Sequence[Request]) -> StepTotals:
+        """Submit by arrival time, step until nothing is left."""
+        memory, clock = engine.state.memory, session.clock
+        totals = StepTotals(memory.page_size, memory.ledger.num_pages)
+        pending = deque(requests)
+        session.hooks.notify("on_run_start", session.run)
+        if isinstance(clock, RealClock):
+            clock.restart()
+        with ProgressBar(session.progress, len(requests), totals.pool_pages) as bar:
+            while pending or engine.has_work:
+                while pending and pending[0].arrival_s <= clock.now():
+                    engine.submit(pending.popleft())
+                event = engine.step()
+                if event is not None:
+                    totals.add(event.record)
+                    bar.update(event)
+                elif pending and not engine.has_work:
+                    clock.wait_until(pending[0].arrival_s)
+        return totals
+
+    def _summary(
+        self, session: Session, engine: Engine, requests: Sequence[Request], totals: StepTotals
+    ) -> dict[str, Any]:
+        run = session.run
+        records = [engine.records[request.request_id] for request in requests]
+        return {
+            "name": run.name,
+            "mode": "bench",
+            "policy": run.policy,
+            "workload": session.workload.name,
+            "seed": run.seed,
+            "device": session.device,
+            "sweep": run.manifest.get("sweep"),
+            **summarise(records, totals),
+            "hooks": run.hooks,
+            "plugins": summary_of_hooks(session.hooks),
+        }
+
+
+class Outlet:
+    """The engine's one sink: passes records on to sinks that open when the measured part begins."""
+
+    def __init__(self) -> None:
+        self.sinks: list[Sink] = []
+
+    def step(self, record: StepRecord) -> None:
+        """Pass on a step."""
+        for sink in self.sinks:
+            sink.step(record)
+
+    def request(self, record: RequestRecord) -> None:
+        """Pass on an ended request."""
+        for sink in self.sinks:
+            sink.request(record)
+
+    def close(self, run: Any, summary: dict[str, Any]) -> None:
+        """The run ended well."""
+        for sink in self.sinks:
+            sink.close(run, summary)
+
+    def fail(self, error: BaseException) -> None:
+        """The run broke: tell the sinks that have a method `fail(error)`."""
+        for sink in self.sinks:
+            if hasattr(sink, "fail"):
+                sink.fail(error)

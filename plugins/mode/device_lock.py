@@ -1,0 +1,70 @@
+"""One bench a device: two at once would measure each other."""
+
+import fcntl
+import os
+import re
+import sys
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from core.errors import ConfigError
+
+
+@contextmanager
+def device_lock(device: str, wait: bool) -> Iterator[Path]:
+    """Hold the device's lock file, `tritium-bench-<device>.lock` in the temporary folder.
+
+    The kernel drops the lock with the process, however that ends. wait: queue behind the holder,
+    saying so on standard error, instead of raising ConfigError that names the file and the holder's
+    process id.
+    """
+    path = Path(tempfile.gettempdir()) / f"tritium-bench-{physical_name(device)}.lock"
+    descriptor = _open(path)
+    try:
+        _acquire(descriptor, path, device, wait)
+        os.ftruncate(descriptor, 0)
+        os.pwrite(descriptor, f"{os.getpid()}\n".encode(), 0)
+        yield path
+        os.ftruncate(descriptor, 0)
+    finally:
+        os.close(descriptor)
+
+
+def physical_name(device: str) -> str:
+    """A file-name part for the device itself: cuda:0 of a process that sees only GPU 3 is GPU 3."""
+    kind, _, index = device.partition(":")
+    visible = [name for name in os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",") if name]
+    number = int(index or 0)
+    if kind == "cuda" and number < len(visible):
+        index = visible[number]
+    elif kind == "cuda":
+        index = str(number)
+    return re.sub(r"[^0-9A-Za-z-]+", "-", f"{kind}-{index}".strip("-"))
+
+
+def _open(path: Path) -> int:
+    """Open or create it for every user. An existing file is opened without O_CREAT, which Linux
+    refuses for another user's file in a shared folder."""
+    try:
+        return os.open(path, os.O_RDWR)
+    except FileNotFoundError:
+        descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o666)
+        os.chmod(path, 0o666)  # whatever the umask says
+        return descriptor
+    except PermissionError:
+        raise ConfigError(f"mode.lock needs {path} to be writable; remove it or use off") from None
+
+
+def _acquire(descriptor: int, path: Path, device: str, wait: bool) -> None:
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        return
+    except BlockingIOError:
+        holder = os.pread(descriptor, 32, 0).decode().strip() or "unknown"
+    text = f"{device} is in use by the bench of process {holder} ({path})"
+    if not wait:
+        raise ConfigError(f"{text}: wait for it, or set mode.lock=wait")
+    sys.stderr.write(f"{text}: waiting\n")
+    fcntl.flock(descriptor, fcntl.LOCK_EX)

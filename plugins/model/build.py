@@ -1,0 +1,186 @@
+"""From loader settings to a running model: find the files, choose the implementation, fill the weights."""
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from core.errors import ConfigError
+from core.protocols import Model
+from core.queries import ModelQuery
+from plugins.model import fallback
+from plugins.model.checkpoint import (
+    ACCEPTED,
+    MemoryTensors,
+    SafetensorsFolder,
+    TensorSource,
+    load_weights,
+    weight_files,
+)
+from plugins.model.decoder import Decoder
+from plugins.model.facts import (
+    Lazy,
+    ModelFacts,
+    end_token_ids,
+    folder_tokenizer,
+    has_tokenizer,
+    model_length,
+    read_json,
+    resolve_dtype,
+    sampled_vocab_size,
+)
+from plugins.model.loader import LoadSettings
+from plugins.model.remote import download_snapshot, read_gguf
+from plugins.model.spec import FAMILIES, DecoderSpec, decoder_spec
+from plugins.model.weights import allocate, fill_random
+
+HUB_ID = re.compile(r"[\w.-]+(/[\w.-]+)?")
+
+
+@dataclass(frozen=True, slots=True)
+class _Found:
+    """A located checkpoint. tokenizer_folder: None when the folder holds none or there is no folder."""
+
+    name: str
+    config: Mapping[str, Any]
+    generation: Mapping[str, Any]
+    folder: Path | None
+    tokenizer: Lazy
+    tokenizer_folder: Path | None
+
+
+def build(settings: LoadSettings, query: ModelQuery) -> Model:
+    """The model that `settings` describe, on `query.device`."""
+    device = torch.device(query.device)
+    if settings.path is not None and settings.path.endswith(".gguf"):
+        return _build_gguf(Path(settings.path).expanduser(), settings, query, device)
+    found = _locate(settings)
+    spec = _spec(found.config, settings.implementation)
+    dtype = resolve_dtype(settings.dtype, found.config, device)
+    if spec is None:
+        model = _transformers_model(found, settings, query, dtype)
+        return _bind(model.to(device), found, settings)
+    if settings.load == "weights":
+        assert found.folder is not None, "weights come from a folder"
+        return _decoder(SafetensorsFolder(found.folder), spec, found, settings, dtype, query)
+    facts = _facts(found, spec.vocab_size, spec.max_positions, settings)
+    weights = allocate(spec, dtype, device)
+    fill_random(weights, spec, query.seed)
+    return Decoder(spec, weights, facts)
+
+
+def flat_config(config: Mapping[str, Any]) -> Mapping[str, Any]:
+    """A composite model's config with the fields of its language part (`text_config`) on top."""
+    nested = config.get("text_config")
+    if not isinstance(nested, Mapping):
+        return config
+    types = (nested.get("model_type"), config.get("model_type"))
+    known = next((kind for kind in types if kind in FAMILIES), None)
+    return config if known is None else {**config, **nested, "model_type": known}
+
+
+def _locate(settings: LoadSettings) -> _Found:
+    if settings.path is None:
+        config = flat_config(settings.config or {})
+        name = str(config.get("model_type", "model"))
+        return _Found(name, config, {}, None, Lazy(lambda: None), None)
+    folder = Path(settings.path).expanduser()
+    if not folder.exists() and HUB_ID.fullmatch(settings.path):
+        folder = download_snapshot(settings.path)
+    if not folder.is_dir():
+        raise ConfigError(f"model.path must exist, got {settings.path!r}; {ACCEPTED}")
+    config = flat_config(read_json(folder / "config.json"))
+    if not config:
+        raise ConfigError(f"{folder} must hold config.json; {ACCEPTED}")
+    generation = read_json(folder / "generation_config.json")
+    return _Found(
+        Path(settings.path).name,
+        config,
+        generation,
+        folder,
+        folder_tokenizer(folder),
+        folder if has_tokenizer(folder) else None,
+    )
+
+
+def _spec(config: Mapping[str, Any], implementation: str) -> DecoderSpec | None:
+    """The decoder's shape, None for the fallback."""
+    if implementation == "transformers":
+        return None
+    spec = decoder_spec(config)
+    if spec is None and implementation == "decoder":
+        raise ConfigError(
+            f"model_type must be one of {', '.join(FAMILIES)} for implementation=decoder, "
+            f"got {config.get('model_type')!r}"
+        )
+    return spec
+
+
+def _facts(
+    found: _Found, head_rows: int, max_positions: int, settings: LoadSettings
+) -> ModelFacts:
+    return ModelFacts(
+        name=found.name,
+        vocab_size=sampled_vocab_size(head_rows, found.tokenizer_folder),
+        max_model_len=model_length(max_positions, settings.max_model_len),
+        end_token_ids=end_token_ids(found.config, found.generation),
+        tokenizer=found.tokenizer,
+    )
+
+
+def _decoder(
+    source: TensorSource,
+    spec: DecoderSpec,
+    found: _Found,
+    settings: LoadSettings,
+    dtype: torch.dtype,
+    query: ModelQuery,
+) -> Decoder:
+    facts = _facts(found, spec.vocab_size, spec.max_positions, settings)
+    device = torch.device(query.device)
+    return Decoder(spec, load_weights(source, spec, dtype, device, query.progress), facts)
+
+
+def _build_gguf(
+    path: Path, settings: LoadSettings, query: ModelQuery, device: torch.device
+) -> Model:
+    if not path.is_file():
+        raise ConfigError(f"model.path must exist, got {str(path)!r}; {ACCEPTED}")
+    if settings.load != "weights":
+        raise ConfigError(f"model.load must be weights for a GGUF file, got {settings.load!r}")
+    model, tokenizer = read_gguf(path)
+    config = model.config.to_dict()
+    generation = model.generation_config.to_dict()
+    found = _Found(path.stem, config, generation, None, tokenizer, None)
+    spec = _spec(config, settings.implementation)
+    dtype = resolve_dtype(settings.dtype, {}, device)
+    if spec is None:
+        return _bind(model.to(device=device, dtype=dtype), found, settings)
+    source = MemoryTensors(model.state_dict(), str(path))
+    return _decoder(source, spec, found, settings, dtype, query)
+
+
+def _transformers_model(
+    found: _Found, settings: LoadSettings, query: ModelQuery, dtype: torch.dtype
+) -> Any:
+    fallback.refuse_by_config(found.config)
+    if settings.load == "dummy":
+        return fallback.random_model(found.config, dtype, query.seed)
+    assert found.folder is not None, "weights come from a folder"
+    weight_files(found.folder)
+    return fallback.load_model(found.folder, dtype)
+
+
+def _bind(model: Any, found: _Found, settings: LoadSettings) -> Model:
+    config = model.config.get_text_config()
+    max_positions = getattr(config, "max_position_embeddings", None)
+    if max_positions is None and settings.max_model_len is None:
+        raise ConfigError(
+            f"model.max_model_len must be given: {found.name} does not state its longest sequence"
+        )
+    limit = max_positions or settings.max_model_len
+    facts = _facts(found, config.vocab_size, limit, settings)
+    return fallback.TransformersModel(model, facts)

@@ -1,0 +1,1 @@
+"""Who gives way when memory is short."""

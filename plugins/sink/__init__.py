@@ -1,0 +1,1 @@
+"""Sinks: what becomes of the records of a run."""

@@ -1,0 +1,51 @@
+"""PNG figures in the run's folder: figures/memory.png and figures/latency.png."""
+
+from pathlib import Path
+from typing import Any
+
+from core.hookspecs import hookimpl
+from core.queries import SinkQuery
+from core.records import RequestRecord, RunInfo, StepRecord
+from plugins.sink.plots import latency_figure, memory_figure
+from plugins.sink.series import StepSeries
+
+
+class Figures:
+    """Draws when the run is over. memory.png: KV pages by owner, preemptions, batch and queue
+    against time; latency.png: distributions of time to first token and of inter-token latency."""
+
+    @hookimpl
+    def build_sink(self, query: SinkQuery) -> "FiguresSink":
+        """Gather for one run."""
+        return FiguresSink(Path(query.folder) / "figures")
+
+
+class FiguresSink:
+    """Keeps a bounded series of steps, and the records of ended requests."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._series = StepSeries()
+        self._records: list[RequestRecord] = []
+
+    def step(self, record: StepRecord) -> None:
+        """Take one step into the series."""
+        self._series.add(record)
+
+    def request(self, record: RequestRecord) -> None:
+        """Keep one ended request."""
+        self._records.append(record)
+
+    def close(self, run: RunInfo, summary: dict[str, Any]) -> None:  # noqa: ARG002 - protocol
+        """Draw; a run without a single step has nothing to draw."""
+        series = self._series.read()
+        self._folder.mkdir(exist_ok=True)
+        title = figure_title(run)
+        if len(series.edges_s) > 1:
+            memory_figure(series, title).savefig(self._folder / "memory.png")
+        latency_figure(self._records, title).savefig(self._folder / "latency.png")
+
+
+def figure_title(run: RunInfo) -> str:
+    """What ran, on one line."""
+    return f"{run.name}  ·  policy {run.policy}  ·  seed {run.seed}"

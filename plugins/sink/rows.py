@@ -1,0 +1,64 @@
+"""Records as rows: what files, the wandb table and figures have in common."""
+
+from typing import Any
+
+import numpy as np
+
+from core.metrics import e2e_s, queue_s, tpot_s, ttft_s
+from core.records import RequestRecord, StepRecord
+
+REQUEST_COLUMNS = (
+    "request_id",
+    "client",
+    "finish_reason",
+    "prompt_tokens",
+    "output_tokens",
+    "cached_tokens",
+    "resumed_cached_tokens",
+    "computed_tokens",
+    "recomputed_tokens",
+    "preemptions",
+    "arrival_s",
+    "admitted_s",
+    "first_token_s",
+    "finished_s",
+    "queue_s",
+    "ttft_s",
+    "tpot_s",
+    "e2e_s",
+    "error",
+)
+_STEP_COLUMNS = tuple(name for name in StepRecord.__slots__ if name != "choices")
+_DERIVED = {"queue_s": queue_s, "ttft_s": ttft_s, "tpot_s": tpot_s, "e2e_s": e2e_s}
+
+
+def request_row(record: RequestRecord) -> list[Any]:
+    """The values of REQUEST_COLUMNS, times in seconds of the run's clock, None = never happened."""
+    return [
+        _DERIVED[name](record) if name in _DERIVED else getattr(record, name)
+        for name in REQUEST_COLUMNS
+    ]
+
+
+def step_fields(record: StepRecord) -> dict[str, Any]:
+    """A step record as a dict for JSON (see `plain` for what its details may hold)."""
+    fields = {name: getattr(record, name) for name in _STEP_COLUMNS}
+    fields["choices"] = [
+        {
+            "request_id": choice.request_id,
+            "choice": choice.choice,
+            "kind": choice.kind,
+            "plugin": choice.plugin,
+            "reason": choice.reason,
+            "detail": choice.detail,
+        }
+        for choice in record.choices
+    ]
+    return fields
+
+
+def plain(value: Any) -> Any:
+    """`default=` for json.dumps: numpy scalars and arrays as Python values, the rest as text."""
+    if isinstance(value, np.generic | np.ndarray):
+        return value.tolist()
+    return str(value)

@@ -1,0 +1,124 @@
+"""What workloads share: seeded streams, arrival times, length distributions, text to token ids."""
+
+import gzip
+import json
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from core.config import require
+from core.errors import ConfigError
+
+DATA = Path(__file__).parent / "data"
+STREAMS = ("choice", "arrival", "prompt_length", "output_length", "token_ids")
+
+Ids = NDArray[np.int32]
+
+
+def stream(seed: int, name: str) -> np.random.Generator:
+    """An independent generator for each purpose (one of STREAMS): changing the arrival rate, say,
+    leaves prompts and lengths as they were."""
+    key = np.random.SeedSequence(entropy=abs(seed), spawn_key=(int(seed < 0), STREAMS.index(name)))
+    return np.random.default_rng(key)
+
+
+def arrival_times(num: int, rate: float | None, seed: int) -> list[float]:
+    """Seconds, ascending: a Poisson process of `rate` requests/s, or all at 0 when rate is None."""
+    require(rate is None or rate > 0, "workload.rate", "> 0 or null", rate)
+    if rate is None:
+        return [0.0] * num
+    gaps = stream(seed, "arrival").exponential(1.0 / rate, num)
+    return [float(time) for time in np.cumsum(gaps)]
+
+
+def lengths(spec: Mapping[str, Any], num: int, field: str, generator: np.random.Generator) -> Ids:
+    """`num` lengths in tokens, int32, each >= 1.
+
+    spec: {kind: fixed, value}; {kind: uniform, low, high} (both ends included); {kind: lognormal,
+    median, sigma, low, high} (clipped to low .. high); {kind: choice, values, weights}. Raises
+    ConfigError naming `field`, the rule and the value.
+    """
+    kind = str(spec.get("kind"))
+    require(kind in _KINDS, f"{field}.kind", f"one of {', '.join(_KINDS)}", kind)
+    wanted = {"kind", *_KINDS[kind]}
+    for name in sorted(wanted ^ set(spec)):
+        rule = "given" if name in wanted else f"absent for kind {kind}"
+        raise ConfigError(f"{field}.{name} must be {rule}, got {spec.get(name, 'nothing')!r}")
+    for name in wanted & {"value", "low", "median", "sigma"}:
+        least = 0 if name == "sigma" else 1
+        require(spec[name] >= least, f"{field}.{name}", f">= {least}", spec[name])
+    if "high" in wanted:
+        require(
+            spec["high"] >= spec["low"], f"{field}.high", f">= low ({spec['low']})", spec["high"]
+        )
+    return _draw(kind, spec, num, field, generator)
+
+
+def read_jsonl(path: Path, field: str) -> Iterator[tuple[int, dict[str, Any]]]:
+    """(line number from 1, object) of each non-blank line; gzip if the name ends in .gz.
+
+    Raises ConfigError for a missing file, and naming the line that is not a JSON object.
+    """
+    require(path.is_file(), field, "an existing file", str(path))
+    opener = gzip.open if path.suffix == ".gz" else open
+    with opener(path, "rt", encoding="utf-8") as lines:
+        for number, line in enumerate(lines, start=1):
+            if not line.strip():
+                continue
+            try:
+                entry = json.loads(line)
+            except json.JSONDecodeError as error:
+                raise ConfigError(f"{path}, line {number} must be JSON: {error}") from None
+            where = f"{path}, line {number}"
+            require(isinstance(entry, dict), where, "a JSON object", line.strip()[:80])
+            yield number, entry
+
+
+def encode(tokenizer: Any, text: str, chat: bool) -> Ids:
+    """Token ids of a prompt, int32 [n]; chat: as one user message through the tokenizer's chat
+    template.
+
+    Raises ConfigError when chat is asked of a tokenizer without a template.
+    """
+    if not chat:
+        return np.array(tokenizer(text)["input_ids"], dtype=np.int32)
+    if not tokenizer.chat_template:
+        raise ConfigError(
+            "workload.chat must be false for a tokenizer without a chat template, got True"
+        )
+    message = [{"role": "user", "content": text}]
+    prompt = tokenizer.apply_chat_template(message, tokenize=False, add_generation_prompt=True)
+    return np.array(tokenizer(prompt, add_special_tokens=False)["input_ids"], dtype=np.int32)
+
+
+_KINDS: dict[str, tuple[str, ...]] = {
+    "fixed": ("value",),
+    "uniform": ("low", "high"),
+    "lognormal": ("median", "sigma", "low", "high"),
+    "choice": ("values", "weights"),
+}
+
+
+def _draw(
+    kind: str, spec: Mapping[str, Any], num: int, field: str, generator: np.random.Generator
+) -> Ids:
+    if kind == "fixed":
+        return np.full(num, spec["value"], np.int32)
+    if kind == "uniform":
+        return generator.integers(spec["low"], spec["high"], num, np.int32, endpoint=True)
+    if kind == "lognormal":
+        drawn = generator.lognormal(np.log(spec["median"]), spec["sigma"], num)
+        return np.clip(np.rint(drawn), spec["low"], spec["high"]).astype(np.int32)
+    values, weights = np.array(spec["values"]), np.array(spec["weights"], dtype=np.float64)
+    require(
+        len(values) > 0 and bool((values >= 1).all()),
+        f"{field}.values",
+        ">= 1 each",
+        spec["values"],
+    )
+    fits = weights.shape == values.shape and (weights >= 0).all() and weights.sum() > 0
+    require(bool(fits), f"{field}.weights", ">= 0, one a value, not all 0", spec["weights"])
+    return generator.choice(values, num, p=weights / weights.sum()).astype(np.int32)

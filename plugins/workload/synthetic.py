@@ -1,0 +1,70 @@
+"""Random token ids with lengths from a distribution: needs no tokenizer, repeats under a seed."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from core.config import require
+from core.request import Request, SamplingParams
+from plugins.workload.common import arrival_times, lengths, stream
+
+
+class Synthetic:
+    """`num_requests` prompts of uniformly random ids over the vocabulary: no two share a prefix.
+
+    prompt, output: length distributions in tokens, {kind: fixed, value}, {kind: uniform, low,
+    high}, {kind: lognormal, median, sigma, low, high} or {kind: choice, values, weights}. rate:
+    Poisson arrivals a second, None = all at once. forced: each request emits exactly its output
+    length, end tokens ignored, so that no policy can win by shorter answers; otherwise the length
+    is only the maximum. num_clients: labels client-0 .. dealt round robin, for fairness studies; 1
+    = no labels.
+    """
+
+    def __init__(
+        self,
+        num_requests: int = 64,
+        prompt: Mapping[str, Any] | None = None,
+        output: Mapping[str, Any] | None = None,
+        rate: float | None = None,
+        forced: bool = True,
+        temperature: float = 0.0,
+        num_clients: int = 1,
+    ) -> None:
+        require(num_requests >= 1, "workload.num_requests", ">= 1", num_requests)
+        require(num_clients >= 1, "workload.num_clients", ">= 1", num_clients)
+        self.name = "synthetic"
+        self.num_requests = num_requests
+        self.prompt = prompt or {"kind": "uniform", "low": 32, "high": 256}
+        self.output = output or {"kind": "uniform", "low": 16, "high": 128}
+        self.rate = rate
+        self.forced = forced
+        self.temperature = temperature
+        self.num_clients = num_clients
+
+    def requests(
+        self,
+        tokenizer: Any | None,  # noqa: ARG002 - part of the protocol
+        vocab_size: int,
+        seed: int,
+    ) -> Sequence[Request]:
+        """The requests in order of arrival; ids synthetic-0, synthetic-1, ..."""
+        num = self.num_requests
+        prompts = lengths(self.prompt, num, "workload.prompt", stream(seed, "prompt_length"))
+        outputs = lengths(self.output, num, "workload.output", stream(seed, "output_length"))
+        ids = stream(seed, "token_ids").integers(0, vocab_size, int(prompts.sum()), np.int32)
+        parts = np.split(ids, np.cumsum(prompts)[:-1])
+        arrivals = arrival_times(num, self.rate, seed)
+        return [
+            Request(
+                request_id=f"{self.name}-{number}",
+                prompt=parts[number],
+                params=SamplingParams(
+                    max_tokens=int(outputs[number]), temperature=self.temperature
+                ),
+                arrival_s=arrivals[number],
+                client=f"client-{number % self.num_clients}" if self.num_clients > 1 else "",
+                forced_output=int(outputs[number]) if self.forced else None,
+            )
+            for number in range(num)
+        ]

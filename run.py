@@ -1,0 +1,58 @@
+"""Composes a config, builds plugins, runs one mode: python run.py [+policy=NAME] [key=value]."""
+
+import sys
+from typing import Any
+
+import hydra
+from omegaconf import DictConfig
+
+from conf.compose import Nodes, default_nodes, make_clock, plugin_nodes, read_job
+from conf.device import resolve_device
+from conf.instantiate import build
+from conf.jobs import command_line, guarded
+from conf.manifest import manifest
+from conf.overrides import ROOT
+from conf.record import recorded
+from core.hooks import Hooks
+from core.records import RunInfo
+from core.session import Mode, Session
+
+
+def run(config: DictConfig) -> dict[str, Any]:
+    """Run one composed job and return its summary."""
+    composed = read_job(config)
+    settings = composed.settings
+    hooks = Hooks(built(default_nodes(composed)), built(plugin_nodes(composed)))
+    device = resolve_device(settings.device)
+    facts = manifest(device, settings.seed, settings.plugin_path, composed.facts)
+    session = Session(
+        hooks=hooks,
+        engine=settings.engine,
+        clock=make_clock(settings.clock),
+        run=RunInfo(
+            composed.name, settings.seed, composed.policy, hooks.in_charge(), composed.config, facts
+        ),
+        folder=composed.folder,
+        device=device,
+        records=settings.records,
+        progress=settings.progress,
+        workload=build("workload", composed.config["workload"]),
+    )
+    mode: Mode = build("mode", composed.config["mode"])
+    with recorded(session):
+        return mode.run(session)
+
+
+def built(nodes: Nodes) -> dict[str, object]:
+    """The plugins of named config nodes."""
+    return {name: build(path, node) for name, (path, node) in nodes.items()}
+
+
+@hydra.main(config_path=str(ROOT), config_name="config", version_base="1.3")
+def job(config: DictConfig) -> Any:
+    """What Hydra calls for a run, and for each job of a sweep."""
+    return guarded(run, config)
+
+
+if __name__ == "__main__":
+    sys.exit(command_line(job))
