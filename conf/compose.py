@@ -7,7 +7,7 @@ from typing import Any
 
 from hydra.core.hydra_config import HydraConfig
 from hydra.types import RunMode
-from omegaconf import DictConfig, OmegaConf
+from omegaconf import MISSING, DictConfig, OmegaConf
 
 from conf.folders import policy_label, register_resolvers
 from conf.schema import check_top_level, read_settings, register_schema
@@ -63,7 +63,7 @@ def make_job(
     config: DictConfig, choices: dict[str, Any], facts: dict[str, Any], folder: Path
 ) -> Job:
     """As `read_job`, with what Hydra knows given."""
-    missing = sorted(OmegaConf.missing_keys(config))
+    missing = _missing(OmegaConf.to_container(config, resolve=False))
     if missing:
         mode = choices.get("mode")
         wanted = " ".join(f"{key}=..." for key in missing)
@@ -103,6 +103,17 @@ def plugin_nodes(job: Job) -> Nodes:
 def make_clock(kind: ClockKind) -> Clock:
     """The clock of a run."""
     return VirtualClock() if kind is ClockKind.virtual else RealClock()
+
+
+def _missing(value: Any, path: str = "") -> list[str]:
+    """Paths of values still to be given; interpolations of them are not repeated."""
+    if isinstance(value, dict):
+        return [
+            key
+            for name, inner in value.items()
+            for key in _missing(inner, f"{path}.{name}" if path else str(name))
+        ]
+    return [path] if value == MISSING else []
 
 
 def _collection(job: Job, collection: str) -> Nodes:

@@ -2,17 +2,15 @@
 
 import re
 from collections.abc import Sequence
-from pathlib import Path
 
 from hydra import compose, initialize_config_dir
 from hydra.core.global_hydra import GlobalHydra
 from hydra.errors import HydraException
 from omegaconf import DictConfig, OmegaConf
 
-from conf.overrides import parse
+from conf.overrides import ROOT, groups, parse
 from conf.schema import unknown_key
 
-ROOT = Path(__file__).resolve().parent
 KINDS = {"Integer": "an integer", "Float": "a number", "Boolean": "true or false", "str": "text"}
 
 
@@ -27,6 +25,9 @@ def readable(error: BaseException, overrides: Sequence[str]) -> str:
         return (
             f"{where} must be {KINDS.get(wrong.group(2), wrong.group(2))}, got {wrong.group(1)!r}"
         )
+    flag = re.search(r"Value '(.*)' is not a valid bool", text)
+    if flag:
+        return f"{where} must be true or false, got {flag.group(1)!r}"
     choice = re.search(r"Invalid value '(.*)', expected one of \[(.*)\]", text)
     if choice:
         return f"{where} must be one of {choice.group(2)}, got {choice.group(1)!r}"
@@ -43,6 +44,7 @@ def _unknown(key: str, overrides: Sequence[str]) -> str:
     config = _base(overrides)
     node = OmegaConf.select(config, parent) if parent else config
     known = [str(name) for name in node] if isinstance(node, DictConfig) else []
+    known += [] if parent else groups([ROOT])
     known = [name for name in known if name not in ("_target_", last)]
     return unknown_key(last, known, f"{parent}." if parent else "")
 

@@ -4,7 +4,7 @@ import inspect
 from collections.abc import Mapping
 from dataclasses import field, make_dataclass
 from pkgutil import resolve_name
-from typing import Any, get_args, get_type_hints
+from typing import Any, get_args, get_origin, get_type_hints
 
 from hydra.errors import InstantiationException
 from hydra.utils import instantiate
@@ -69,7 +69,8 @@ def _converted(path: str, value: Any, hint: Any) -> Any:
         typed = OmegaConf.structured(holder)
         typed.value = value
         plain: Any = OmegaConf.to_container(typed)
-        return plain["value"]
+        given = plain["value"]
+        return tuple(given) if get_origin(hint) is tuple and given is not None else given
     except OmegaConfBaseException:
         name = getattr(hint, "__name__", str(hint)) if not get_args(hint) else str(hint)
         raise ConfigError(f"{path} must be {name}, got {value!r}") from None

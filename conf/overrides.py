@@ -13,7 +13,8 @@ from conf.schema import COLLECTIONS, GROUPS, SETTINGS, suggest, unknown_key
 from core.errors import ConfigError
 
 ROOT = Path(__file__).resolve().parent
-FREE_TEXT = ("prompt=",)
+FIXED = (*SETTINGS, *COLLECTIONS)
+FREE_TEXT = ("prompt", "mode.prompt")
 
 
 def prepare(arguments: Sequence[str]) -> list[str]:
@@ -71,13 +72,15 @@ def _is_override(argument: str) -> bool:
 def _quoted(argument: str) -> str:
     """Free text may hold commas and braces; Hydra would read them as a sweep."""
     key, _, text = argument.partition("=")
-    if f"{key}=" not in FREE_TEXT or text[:1] in ("'", '"', ""):
+    if key not in FREE_TEXT or text[:1] in ("'", '"', ""):
         return argument
     escaped = text.replace("\\", "\\\\").replace('"', '\\"')
     return f'{key}="{escaped}"'
 
 
-def _plugin_path(overrides: Iterable[Override]) -> Path | None:
+def _plugin_path(overrides: Sequence[Override]) -> Path | None:
+    if any(override.key_or_group == "hydra.searchpath" for override in overrides):
+        raise ConfigError("hydra.searchpath must be left to plugin_path=DIR and its conf/ folder")
     for override in overrides:
         if override.key_or_group == "plugin_path":
             value: Any = None if override.is_sweep_override() else override.value()
@@ -87,10 +90,6 @@ def _plugin_path(overrides: Iterable[Override]) -> Path | None:
             if not path.is_dir():
                 raise ConfigError(f"plugin_path must be an existing folder, got {str(value)!r}")
             return path
-        if override.key_or_group == "hydra.searchpath":
-            raise ConfigError(
-                "hydra.searchpath is set by plugin_path=DIR (its conf/ folder); use that"
-            )
     return None
 
 
@@ -110,14 +109,12 @@ def _refuse_shadowed(folder: Path) -> None:
 
 
 def _check(override: Override, folders: Sequence[Path]) -> None:
-    key = override.key_or_group
-    if "." in key or key in ("hydra", *SETTINGS, *COLLECTIONS) or key.startswith("hydra/"):
-        return
-    known = groups(folders)
-    if key in known:
+    key, available = override.key_or_group, groups(folders)
+    root = key.replace("/", ".").split(".")[0]
+    if key in available:
         _check_group(override, options(key, folders))
-    elif override.is_add() or "/" in key:
-        raise ConfigError(unknown_key(key, [*known, *SETTINGS]))
+    elif (override.is_add() or "/" in key) and root not in ("hydra", *available, *FIXED):
+        raise ConfigError(unknown_key(root, [*available, *FIXED]))
 
 
 def _check_group(override: Override, available: list[str]) -> None:

@@ -37,12 +37,13 @@ def register_schema() -> None:
 
 
 def read_settings(config: DictConfig) -> RunConfig:
-    """The settings as dataclasses. Raises ConfigError for a value out of range."""
+    """The settings as dataclasses. Raises ConfigError for an unknown key or a bad value."""
+    names = [one.name for one in fields(EngineConfig)]
+    for key in config.engine:
+        if key not in names:
+            raise ConfigError(unknown_key(str(key), names, "engine."))
     values: dict[str, Any] = {key: config[key] for key in SETTINGS if key != "engine"}
-    engine: dict[str, Any] = {
-        field.name: config.engine[field.name] for field in fields(EngineConfig)
-    }
-    return RunConfig(engine=EngineConfig(**engine), **values)
+    return RunConfig(engine=EngineConfig(**{name: config.engine[name] for name in names}), **values)
 
 
 def check_top_level(config: DictConfig) -> None:

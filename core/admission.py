@@ -72,6 +72,8 @@ class Admission:
         state = self._state
         for entry in admitted:
             sequence = entry.sequence
+            if state.table.get(sequence.id) is None:
+                continue  # a resumed one that has outgrown the pool ended in the same step
             request_record = state.live[sequence.request.request_id].record
             resumed = bool(state.table.preemptions[sequence.slot])
             if resumed:
@@ -89,8 +91,6 @@ class Admission:
                 entry.reason,
                 cached_tokens=entry.cached_tokens,
             )
-
-    # --- private -------------------------------------------------------------------------------------
 
     def _sequence(self, id: int) -> Sequence:
         return self._state.table.at(id & SLOT_MASK)
@@ -200,9 +200,13 @@ class Admission:
             if self._blocked(head)[0] is None:
                 break
             preempt(
-                state, self._sequence(victim), cause, decision.reason, record, head.request.request_id
+                state,
+                self._sequence(victim),
+                cause,
+                decision.reason,
+                record,
+                head.request.request_id,
             )
-        self._refresh(record)
         return head
 
     def _blocked(self, head: Sequence) -> tuple[Cause | None, int]:

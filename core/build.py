@@ -54,7 +54,7 @@ def build_engine(
     prefix_cache = hooks.build("build_prefix_cache", PrefixCacheQuery(page_size, evictor))
     # Rows of the launch in flight stay taken while others start: twice the running is always enough.
     num_rows = 2 * config.max_num_seqs
-    table = SequenceTable()
+    table = SequenceTable(max_model_len)
     memory = KVMemory(allocator, prefix_cache, table, num_rows, max_model_len)
     executor.prepare(
         PoolLayout(

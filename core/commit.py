@@ -45,8 +45,6 @@ class Committer:
                 self._fork(sequence)
             if ending[index]:
                 record.duplicate_prefill_tokens += state.drain(sequence)
-                if not table.in_flight[sequence.slot]:
-                    state.finish(sequence, FinishReason.length)
 
     def commit(
         self, launch: Launch, ids: NDArray[np.int64], result: LaunchResult, record: StepRecord
@@ -60,6 +58,7 @@ class Committer:
         state, table = self._state, self._state.table
         sampled = ids[launch.samples]
         self._prompt_logprobs(launch, ids, result)
+        self._end_unsampled(ids[~launch.samples], record)
         alive = table.id[sampled & SLOT_MASK] == sampled
         slots, tokens = (sampled & SLOT_MASK)[alive], result.tokens[alive]
         sequences = [table.at(slot) for slot in slots.tolist()]
@@ -82,14 +81,21 @@ class Committer:
         record.sampled_tokens = len(sequences)
         return sequences, tokens
 
-    # --- private -------------------------------------------------------------------------------------
-
     def _append(self, sequences: list[Sequence], tokens: NDArray[np.int32], step: int) -> None:
         now_s = self._state.now_s
         for sequence, token in zip(sequences, tokens.tolist(), strict=True):
             sequence.tokens.append(token)
             sequence.record.times_s.append(now_s)
             sequence.record.steps.append(step)
+
+    def _end_unsampled(self, ids: NDArray[np.int64], record: StepRecord) -> None:
+        """Requests that want no token end when the log-probabilities of their prompt are in."""
+        state, table = self._state, self._state.table
+        slots = ids & SLOT_MASK
+        drained = (table.id[slots] == ids) & (table.state[slots] == State.DRAINING)
+        for slot in slots[drained & (table.in_flight[slots] == 0)].tolist():
+            state.note(record, table.at(slot), "finished", CORE, FinishReason.length.value)
+            state.finish(table.at(slot), FinishReason.length)
 
     def _stops(
         self, sequences: list[Sequence], slots: NDArray[np.int64], tokens: NDArray[np.int32]
@@ -116,8 +122,9 @@ class Committer:
     def _fork(self, parent: Sequence) -> None:
         """Start the other choices of a request on its prompt's whole pages, all but the last
         token's: each computes that page's tail itself, so that it has logits of its own to sample
-        from."""
+        from. Without a slot, or pages that can be shared, they wait and are admitted in turn."""
         state = self._state
+        shares = state.memory.allocator.shares_pages
         num_pages = (int(state.table.prompt[parent.slot]) - 1) // state.memory.page_size
         live = state.live[parent.request.request_id]
         forks, parent.waiting_forks = parent.waiting_forks, 0
@@ -125,7 +132,7 @@ class Committer:
             predicted = float(state.table.predicted_output[parent.slot])
             child = state.table.add(parent.request, choice, live.record.choices[choice], predicted)
             live.sequences.append(child)
-            if len(state.running) < state.config.max_num_seqs:
+            if shares and len(state.running) < state.config.max_num_seqs:
                 state.memory.fork(parent, child, num_pages)
                 state.run(child)
             else:

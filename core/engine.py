@@ -2,6 +2,7 @@
 
 from collections import deque
 from dataclasses import dataclass, field
+from threading import Lock
 from time import perf_counter
 from typing import Any
 
@@ -46,8 +47,11 @@ class Engine:
     records: dict[str, RequestRecord] = field(default_factory=dict)  # every request seen
     steps: int = 0
     _inbox: deque[Request | str] = field(default_factory=deque)
+    _queued: set[str] = field(default_factory=set)  # ids of the requests in the inbox
+    _lock: Lock = field(default_factory=Lock)  # between submitters: an id is queued once
     _in_flight: deque[InFlight] = field(default_factory=deque)
     _idle_steps: int = 0
+    _unsent: StepRecord | None = None  # of a step that launched nothing and committed another
     _planner: Planner = field(init=False)
     _packer: Packer = field(init=False)
     _committer: Committer = field(init=False)
@@ -70,13 +74,16 @@ class Engine:
     @property
     def has_work(self) -> bool:
         """Anything queued, waiting, running or in flight."""
-        return bool(self._inbox or self.state.live or self._in_flight)
+        work = self._inbox or self.state.live or self._in_flight
+        return bool(work) or self._unsent is not None
 
     def submit(self, request: Request) -> None:
         """Queue a request for the next step. Raises RequestError if it is malformed; one that can
         never fit the pool or the model's length ends at once, with a record that says so."""
-        self.state.validate(request)
-        self._inbox.append(request)
+        with self._lock:
+            self.state.validate(request, self._queued)
+            self._queued.add(request.request_id)
+            self._inbox.append(request)
 
     def abort(self, request_id: str) -> None:
         """End a request at the next step. Unknown and ended ids are ignored."""
@@ -84,6 +91,9 @@ class Engine:
 
     def step(self) -> StepEvent | None:
         """One iteration. With overlap the event is the previous launch's. None: nothing happened."""
+        if self._unsent is not None:
+            record, self._unsent = self._unsent, None
+            return self._emit(record, [], np.empty(0, np.int32))
         state, watch = self.state, Stopwatch()
         state.now_s = state.clock.now()
         record = StepRecord(self.steps, state.now_s)
@@ -112,8 +122,6 @@ class Engine:
         """Release the executor's device."""
         self.executor.close()
 
-    # --- private -------------------------------------------------------------------------------------
-
     def _after_launch(
         self, launched: bool, record: StepRecord, watch: "Stopwatch"
     ) -> StepEvent | None:
@@ -125,8 +133,12 @@ class Engine:
         event = self._commit(self._in_flight.popleft(), watch) if due else None
         if launched and overlap:
             self._settle(self._in_flight[-1], watch)
-        if event is None and (record.choices or self.state.ended) and not launched:
-            event = self._emit(record, [], np.empty(0, np.int32))
+        if not launched and (record.choices or self.state.ended):
+            self._measure(record)
+            if event is not None:
+                self._unsent = record
+            else:
+                event = self._emit(record, [], np.empty(0, np.int32))
         return event
 
     def _settle(self, entry: InFlight, watch: "Stopwatch") -> None:
@@ -158,8 +170,8 @@ class Engine:
                 if live is not None:
                     self.state.end(live, FinishReason.abort)
                 continue
-            self.state.validate(item)
             live = self.state.arrive(item)
+            self._queued.discard(item.request_id)
             self.records[item.request_id] = live.record
             if self.hooks.has("on_request_arrived"):
                 self.hooks.notify("on_request_arrived", RequestEvent(item, live.record))

@@ -10,38 +10,7 @@ from typing import Any
 
 import pluggy
 
-from core.protocols import (
-    Allocator,
-    AttentionBackend,
-    Evictor,
-    Executor,
-    LengthPredictor,
-    Model,
-    PrefixCache,
-    Sink,
-)
-from core.queries import (
-    AdmissionDecision,
-    AdmissionQuery,
-    AllocatorQuery,
-    AttentionQuery,
-    BatchDecision,
-    BatchQuery,
-    CacheAdmissionDecision,
-    CacheAdmissionQuery,
-    EvictorQuery,
-    ExecutorQuery,
-    LengthPredictorQuery,
-    ModelQuery,
-    OrderDecision,
-    OrderQuery,
-    PreemptionDecision,
-    PreemptionQuery,
-    PrefixCacheQuery,
-    RequestEvent,
-    SinkQuery,
-    StepEvent,
-)
+from core import protocols, queries
 from core.records import RunInfo
 
 PROJECT = "tritium"
@@ -53,89 +22,89 @@ hookimpl = pluggy.HookimplMarker(PROJECT)
 class HookSpecs:
     """Write a method of the same name, marked `@hookimpl`, in a class of your own."""
 
-    # --- decisions ---------------------------------------------------------------------------------
-
     @hookspec(firstresult=True)
-    def decide_order(self, query: OrderQuery) -> OrderDecision | None:
+    def decide_order(self, query: queries.OrderQuery) -> queries.OrderDecision | None:
         """Keys that order the waiting requests, smallest first. Asked when requests arrive, change
         or their keys run out, at most once a step. Checked: one row of finite keys for each request
         asked about."""
 
     @hookspec(firstresult=True)
-    def decide_admission(self, query: AdmissionQuery) -> AdmissionDecision | None:
+    def decide_admission(self, query: queries.AdmissionQuery) -> queries.AdmissionDecision | None:
         """May the next waiting request start? Asked in order until the first WAIT, while a slot is
         free. Checked: a Verdict. An admitted request whose first tokens find no page is taken back
         unharmed."""
 
     @hookspec(firstresult=True)
-    def decide_batch(self, query: BatchQuery) -> BatchDecision | None:
+    def decide_batch(self, query: queries.BatchQuery) -> queries.BatchDecision | None:
         """The step's rows: which requests compute how many tokens. Asked once a step with someone
         running, and once more after a preemption. Checked: known distinct ids, 1 <= tokens <=
         remaining, the sum within token_limit, at least one row."""
 
     @hookspec(firstresult=True)
-    def decide_preemption(self, query: PreemptionQuery) -> PreemptionDecision | None:
+    def decide_preemption(
+        self, query: queries.PreemptionQuery
+    ) -> queries.PreemptionDecision | None:
         """Victims, first to go first. Asked when pages run short; and, if any configured plugin has
         a true attribute `displaces`, when the first waiting request cannot start (None: displace
         nobody). Checked: distinct ids of candidates; for PAGES enough pages come free, else
         PolicyError. If all answer None to PAGES: PolicyError."""
 
     @hookspec(firstresult=True)
-    def decide_cache_admission(self, query: CacheAdmissionQuery) -> CacheAdmissionDecision | None:
+    def decide_cache_admission(
+        self, query: queries.CacheAdmissionQuery
+    ) -> queries.CacheAdmissionDecision | None:
         """Whether a request's pages enter the prefix cache. Asked once a sequence, when its first
         whole page could be published."""
 
-    # --- objects built once a run --------------------------------------------------------------------
-
     @hookspec(firstresult=True)
-    def build_allocator(self, query: AllocatorQuery) -> Allocator | None:
+    def build_allocator(self, query: queries.AllocatorQuery) -> protocols.Allocator | None:
         """Which free pages to hand out, and the page size. Checked: ids are free and distinct."""
 
     @hookspec(firstresult=True)
-    def build_prefix_cache(self, query: PrefixCacheQuery) -> PrefixCache | None:
+    def build_prefix_cache(self, query: queries.PrefixCacheQuery) -> protocols.PrefixCache | None:
         """The index of reusable pages. Checked in strict mode: its pages and locks against the
         ledger."""
 
     @hookspec(firstresult=True)
-    def build_evictor(self, query: EvictorQuery) -> Evictor | None:
+    def build_evictor(self, query: queries.EvictorQuery) -> protocols.Evictor | None:
         """Which unlocked leaf of the prefix cache goes first."""
 
     @hookspec(firstresult=True)
-    def build_length_predictor(self, query: LengthPredictorQuery) -> LengthPredictor | None:
+    def build_length_predictor(
+        self, query: queries.LengthPredictorQuery
+    ) -> protocols.LengthPredictor | None:
         """Expected output lengths, for every other policy."""
 
     @hookspec(firstresult=True)
-    def build_model(self, query: ModelQuery) -> Model | None:
+    def build_model(self, query: queries.ModelQuery) -> protocols.Model | None:
         """The model, loaded."""
 
     @hookspec(firstresult=True)
-    def build_attention(self, query: AttentionQuery) -> AttentionBackend | None:
+    def build_attention(self, query: queries.AttentionQuery) -> protocols.AttentionBackend | None:
         """The attention backend. Raises ConfigError at start for a shape it cannot serve."""
 
     @hookspec(firstresult=True)
-    def build_executor(self, query: ExecutorQuery) -> Executor | None:
+    def build_executor(self, query: queries.ExecutorQuery) -> protocols.Executor | None:
         """Who computes launches: a device, a simulation, a script."""
 
     @hookspec
-    def build_sink(self, query: SinkQuery) -> Sink | None:
+    def build_sink(self, query: queries.SinkQuery) -> protocols.Sink | None:
         """A receiver of records; every answer is used."""
-
-    # --- observers -----------------------------------------------------------------------------------
 
     @hookspec
     def on_run_start(self, query: RunInfo) -> None:
         """Before the first step."""
 
     @hookspec
-    def on_step(self, query: StepEvent) -> None:
+    def on_step(self, query: queries.StepEvent) -> None:
         """After each committed step."""
 
     @hookspec
-    def on_request_arrived(self, query: RequestEvent) -> None:
+    def on_request_arrived(self, query: queries.RequestEvent) -> None:
         """A request entered the waiting queue or was refused at once."""
 
     @hookspec
-    def on_request_finished(self, query: RequestEvent) -> None:
+    def on_request_finished(self, query: queries.RequestEvent) -> None:
         """A request ended, once, for whatever reason."""
 
     @hookspec

@@ -62,8 +62,6 @@ class KVMemory:
         self._retired: list[int] = []
         self._collected = -1
 
-    # --- supply --------------------------------------------------------------------------------------
-
     def pages_for(self, num_tokens: int) -> int:
         """Pages that hold `num_tokens` tokens, rounded up."""
         return -(-num_tokens // self.page_size)
@@ -84,8 +82,6 @@ class KVMemory:
         if sequence.row is None:
             return self.page_table[0, :0]
         return self.page_table[sequence.row, : self._table.pages_held[sequence.slot]]
-
-    # --- a sequence's life -----------------------------------------------------------------------------
 
     def look(self, sequence: Sequence) -> Look:
         """Match the known tokens, at most all but the last: one must run to yield logits."""
@@ -167,7 +163,7 @@ class KVMemory:
         computed = int(self._table.computed[slot])
         num_pages = computed // self.page_size
         before = int(self._table.pages_published[slot])
-        if num_pages <= before or not sequence.cacheable:
+        if sequence.row is None or num_pages <= before or not sequence.cacheable:
             return 0
         keys = self._keys(sequence, computed)[:num_pages]
         tokens = sequence.token_array()[: num_pages * self.page_size]
@@ -201,8 +197,6 @@ class KVMemory:
         self._table.row[slot] = -1
         return len(freed)
 
-    # --- launches --------------------------------------------------------------------------------------
-
     def table_updates(self, rows: NDArray[np.int32], held: NDArray[np.int32]) -> NDArray[np.int32]:
         """Entries of `rows` the device lacks: int32 [num_updates, 3] of (row, page index, page)."""
         counts = held - self.pages_sent[rows]
@@ -231,8 +225,6 @@ class KVMemory:
     def rows_in_use(self) -> int:
         """Rows owned by a sequence or by a launch in flight."""
         return self.num_rows - len(self._free_rows)
-
-    # --- private ---------------------------------------------------------------------------------------
 
     def _retire(self, row: int) -> None:
         free = self._last_launch[row] <= self._collected

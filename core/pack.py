@@ -8,7 +8,7 @@ from numpy.typing import NDArray
 from core.launch import Launch, RowSetup
 from core.planner import Rows
 from core.records import StepRecord
-from core.request import Sequence
+from core.request import Request, Sequence
 from core.state import EngineState
 from core.table import EndTokens
 
@@ -102,7 +102,7 @@ class Packer:
             params=params,
             prompt_len=int(state.table.prompt[slot]),
             tokens=sequence.token_array(),
-            seed=request_seed(state.seed, sequence),
+            seed=request_seed(state.seed, sequence.request),
             choice=sequence.choice,
             end_token_ids=tuple(ends),
         )
@@ -114,10 +114,10 @@ def own_end_tokens(sequence: Sequence, model_end_tokens: tuple[int, ...]) -> tup
     return params.stop_token_ids + (() if params.ignore_eos else model_end_tokens)
 
 
-def request_seed(run_seed: int, sequence: Sequence) -> int:
+def request_seed(run_seed: int, request: Request) -> int:
     """The request's own seed, else one derived from the run's seed and the request's id, so that a
     request draws the same numbers whatever runs beside it."""
-    if sequence.request.params.seed is not None:
-        return sequence.request.params.seed
-    text = f"{run_seed}:{sequence.request.request_id}".encode()
+    if request.params.seed is not None:
+        return request.params.seed
+    text = f"{run_seed}:{request.request_id}".encode()
     return int.from_bytes(hashlib.blake2b(text, digest_size=8).digest(), "little", signed=True)

@@ -2,6 +2,7 @@
 torch."""
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 import numpy as np
@@ -89,8 +90,13 @@ class Evictor(Protocol):
 class PrefixMatch(Protocol):
     """A matched prefix. Valid until the cache next changes (lock, unlock, insert, evict, clear)."""
 
-    pages: Pages
-    num_unlocked_pages: int  # of them evictable now: what locking would take from the supply
+    @property
+    def pages(self) -> Pages:
+        """Page ids in order, int32."""
+
+    @property
+    def num_unlocked_pages(self) -> int:
+        """Of them evictable now: what locking would take from the supply."""
 
 
 class PrefixCache(Protocol):
@@ -105,7 +111,10 @@ class PrefixCache(Protocol):
     stores: bool  # False: it never keeps a page, and need not be asked
     num_pages: int
     num_evictable: int  # pages no handle locks
-    num_handles: int  # handles given out and not unlocked
+
+    @property
+    def num_handles(self) -> int:
+        """Handles given out and not unlocked."""
 
     def match(self, keys: Keys, tokens: NDArray[np.int32] | None, namespace: str) -> PrefixMatch:
         """The longest cached prefix, in whole pages. Changes no recency: a look is not a use."""
@@ -162,6 +171,10 @@ class Executor(Protocol):
     max_model_len: int
     end_token_ids: tuple[int, ...]
 
+    @property
+    def tokenizer(self) -> Any | None:
+        """The model's tokenizer, None without one."""
+
     def prepare(self, layout: PoolLayout) -> None:
         """Allocate pool, tables and buffers. Called once, before the first launch."""
 
@@ -200,11 +213,35 @@ class Model(Protocol):
     end_token_ids: tuple[int, ...]
     dtype: Any  # torch.dtype of weights and KV
     device: Any
-    tokenizer: Any | None  # transformers tokenizer, None for random weights
+
+    @property
+    def tokenizer(self) -> Any | None:
+        """The transformers tokenizer, loaded on first use; None for random weights."""
 
     def forward(self, token_ids: Any, positions: Any, attend: Attend, logits_rows: Any) -> Any:
         """token_ids, positions: int64 [num_tokens]; logits_rows: int64 [k] into the packed tokens.
         Returns logits float32 [k, vocab_size]."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class AttentionBatch:
+    """What a launch gives an attention backend (executor -> attention): N rows, one-token rows first, their
+    new tokens packed row by row.
+
+    page_table: int32 [N, max_pages], the rows' page ids, tails on page 0. context_lens: int32 [N], tokens
+    a row holds once the launch has stored its own. query_starts: int32 [N + 1], where a row's new tokens
+    begin in the packed order. These are device tensors; host_context_lens and host_query_lens [N] are the
+    lengths and the numbers of new tokens as integers, so that planning waits for no device.
+    num_decode_rows: rows [0, that) have one new token each and go to the decode kernel.
+    """
+
+    page_table: Any
+    context_lens: Any
+    query_starts: Any
+    host_context_lens: Sequence[int]
+    host_query_lens: Sequence[int]
+    num_decode_rows: int
+    page_size: int
 
 
 class AttentionBackend(Protocol):
@@ -212,8 +249,8 @@ class AttentionBackend(Protocol):
 
     name: str
 
-    def plan(self, batch: Any) -> Any:
-        """Device metadata for a launch, once a step. batch: see plugins/attention/batch.py."""
+    def plan(self, batch: AttentionBatch) -> Any:
+        """Device metadata for a launch, once a step."""
 
     def decode(
         self, q: Any, k_cache: Any, v_cache: Any, plan: Any, scale: float, window: int | None

@@ -19,9 +19,6 @@ from core.table import RequestTable
 Ids = NDArray[np.int64]
 
 
-# --- decide_order ---------------------------------------------------------------------------------
-
-
 class Hold(Enum):
     """How long order keys stay valid when the request itself does not change."""
 
@@ -52,9 +49,6 @@ class OrderDecision:
     keys: NDArray[np.float64]
     hold: Hold | float = Hold.ALWAYS
     reason: str = ""
-
-
-# --- decide_admission -----------------------------------------------------------------------------
 
 
 class Verdict(Enum):
@@ -104,9 +98,6 @@ class AdmissionDecision:
     reason: str = ""
 
 
-# --- decide_batch ---------------------------------------------------------------------------------
-
-
 @dataclass(frozen=True, slots=True)
 class BatchQuery:
     """Choose this step's rows from `running`, in admission order; every row has remaining >= 1.
@@ -131,9 +122,6 @@ class BatchDecision:
     ids: Ids
     num_tokens: NDArray[np.int32]
     reason: str = ""
-
-
-# --- decide_preemption ----------------------------------------------------------------------------
 
 
 class Cause(Enum):
@@ -172,9 +160,6 @@ class PreemptionDecision:
     reason: str = ""
 
 
-# --- decide_cache_admission -----------------------------------------------------------------------
-
-
 @dataclass(frozen=True, slots=True)
 class CacheAdmissionQuery:
     """Shall the whole pages of `request` enter the prefix cache? num_tokens: known tokens at its
@@ -192,9 +177,6 @@ class CacheAdmissionDecision:
 
     admit: bool
     reason: str = ""
-
-
-# --- build_* --------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
@@ -269,9 +251,6 @@ class SinkQuery:
 
     run: RunInfo
     folder: str
-
-
-# --- on_* -----------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True, eq=False)

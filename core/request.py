@@ -119,6 +119,8 @@ class Request:
     def __post_init__(self) -> None:
         if len(self.prompt) == 0:
             raise RequestError(f"prompt of request {self.request_id!r} must hold >= 1 token, got 0")
+        if not -(2**31) <= self.priority < 2**31:
+            raise RequestError(f"priority must be in [-2**31, 2**31), got {self.priority!r}")
         if self.forced_output is not None and self.forced_output < 1:
             raise RequestError(f"forced_output must be >= 1, got {self.forced_output!r}")
 

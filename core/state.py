@@ -4,6 +4,7 @@ Planning, settling and committing (planner.py, commit.py) are written in terms o
 """
 
 from collections import Counter
+from collections.abc import Container
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -59,8 +60,6 @@ class EngineState:
     def __post_init__(self) -> None:
         self.waiting = WaitingQueue(self.table)
 
-    # --- arrival and end -----------------------------------------------------------------------------
-
     def arrive(self, request: Request) -> Live:
         """Enter a request: waiting, or ended at once if it can never be served."""
         record = RequestRecord(
@@ -83,9 +82,10 @@ class EngineState:
             self.waiting.push(sequence.id)
         return live
 
-    def validate(self, request: Request) -> None:
-        """Raise RequestError for a request that is malformed for this engine."""
-        if request.request_id in self.live:
+    def validate(self, request: Request, queued: Container[str] = ()) -> None:
+        """Raise RequestError for a request that is malformed for this engine. queued: ids that are
+        about to arrive."""
+        if request.request_id in self.live or request.request_id in queued:
             raise RequestError(
                 f"request_id {request.request_id!r} is in use by an unfinished request"
             )
@@ -132,8 +132,6 @@ class EngineState:
         self.table.state[sequence.slot] = State.DRAINING
         return wasted
 
-    # --- running and waiting -------------------------------------------------------------------------
-
     def run(self, sequence: Sequence) -> None:
         """waiting -> running, at the end of the admission order."""
         slot = sequence.slot
@@ -170,8 +168,6 @@ class EngineState:
             sequence.cacheable = self.memory.uses_cache(sequence) and self._ask_to_cache(sequence)
         return sequence.cacheable
 
-    # --- notes ---------------------------------------------------------------------------------------
-
     def note(
         self,
         record: StepRecord,
@@ -188,8 +184,6 @@ class EngineState:
     def who(self, hook: str) -> str:
         """The plugin that gave the latest answer at a hook."""
         return self.hooks.who.get(hook, CORE)
-
-    # --- private -------------------------------------------------------------------------------------
 
     def _remove(self, live: Live, sequence: Sequence) -> None:
         sequence.record.token_ids = sequence.tokens[int(self.table.prompt[sequence.slot]) :]

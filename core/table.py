@@ -8,7 +8,7 @@ index.
 from array import array
 from collections.abc import Iterator
 from enum import IntEnum
-from typing import TYPE_CHECKING, Any, Generic, TypeVar, overload
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,7 +21,6 @@ if TYPE_CHECKING:
 
 Ids = NDArray[np.int64]
 Slots = NDArray[np.int64]
-T = TypeVar("T", bound=np.generic)
 
 
 class State(IntEnum):
@@ -41,31 +40,33 @@ class EndTokens(IntEnum):
     OWN = 2
 
 
-COLUMNS: dict[str, type[np.generic]] = {
+FACTS: dict[str, type[np.generic]] = {  # what policies may see
     "id": np.int64,
-    "state": np.int8,
     "arrival_s": np.float64,
     "arrival_order": np.int64,  # tie-break: the order of submission
     "prompt": np.int32,  # prompt tokens
     "known": np.int32,  # prompt + committed generated tokens
     "computed": np.int32,  # tokens whose KV is stored or in a launched step
     "in_flight": np.int32,  # sampled tokens launched and not yet committed
-    "max_output": np.int32,  # the client's max_tokens
-    "output_limit": np.int32,  # where it really ends: hidden from policies if forced
+    "max_output": np.int32,  # the client's max_tokens, at most what the model's length leaves
     "pages_held": np.int32,
-    "pages_shared": np.int32,  # held pages that the prefix cache owns
-    "pages_published": np.int32,  # leading pages already offered to the cache
+    "pages_shared": np.int32,  # held pages that the prefix cache owns: a locked prefix
     "priority": np.int32,  # smaller is more urgent
-    "client": np.int32,  # interned labels
+    "client": np.int32,  # labels, numbered as they came
     "session": np.int32,
     "deadline_s": np.float64,  # inf = none
     "preemptions": np.int32,
     "admitted_order": np.int64,  # counts admissions; the last admitted has the highest
     "last_step": np.int64,  # last step that ran it; -1 = never
+    "predicted_output": np.float64,  # the length predictor's answer at arrival
+}
+PRIVATE: dict[str, type[np.generic]] = {
+    "state": np.int8,
+    "output_limit": np.int32,  # where it really ends: the truth, if forced
+    "pages_published": np.int32,  # leading pages already offered to the cache
     "computed_max": np.int32,  # most tokens ever computed: below it, computing is recomputing
     "computed_total": np.int64,  # tokens computed so far, repeats included
     "recomputed_total": np.int64,  # of them those below computed_max at the time
-    "predicted_output": np.float64,  # the length predictor's answer at arrival
     "row": np.int32,
     "last_token": np.int32,  # the latest known token
     "end_tokens": np.int8,  # which ids stop it: an EndTokens
@@ -73,11 +74,15 @@ COLUMNS: dict[str, type[np.generic]] = {
 
 
 class SequenceTable:
-    """Columns over slots, grown by doubling. The core alone writes."""
+    """Columns over slots, grown by doubling. The core alone writes.
 
-    def __init__(self, capacity: int = 64) -> None:
+    max_model_len bounds the output columns: a client may ask for more tokens than int32 holds.
+    """
+
+    def __init__(self, max_model_len: int, capacity: int = 64) -> None:
+        self._max_model_len = max_model_len
         self.columns: dict[str, NDArray[Any]] = {}
-        for name, dtype in COLUMNS.items():
+        for name, dtype in (FACTS | PRIVATE).items():
             self._bind(name, np.zeros(capacity, dtype))
         self.sequences: list[Sequence | None] = [None] * capacity
         self._free = list(range(capacity - 1, -1, -1))
@@ -107,6 +112,7 @@ class SequenceTable:
         prompt = np.ascontiguousarray(request.prompt, dtype=np.int32)
         tokens = _int_array(prompt)
         sequence = Sequence((self._serial << SLOT_BITS) | slot, request, choice, record, tokens)
+        room = self._max_model_len - len(tokens)
         values = {
             "id": sequence.id,
             "state": State.WAITING,
@@ -114,8 +120,8 @@ class SequenceTable:
             "arrival_order": self._serial,
             "prompt": len(tokens),
             "known": len(tokens),
-            "max_output": request.params.max_tokens,
-            "output_limit": request.output_limit,
+            "max_output": min(request.params.max_tokens, room),
+            "output_limit": min(request.output_limit, room),
             "priority": request.priority,
             "client": self._labels.setdefault(request.client, len(self._labels)),
             "session": self._labels.setdefault(request.session, len(self._labels)),
@@ -178,89 +184,51 @@ class SequenceTable:
         self._free.extend(range(2 * old - 1, old - 1, -1))
 
 
-class Column(Generic[T]):
-    """A read-only column of a RequestTable, gathered from the SequenceTable on first use."""
-
-    def __set_name__(self, owner: type, name: str) -> None:
-        self._name = name
-
-    @overload
-    def __get__(self, view: None, owner: type) -> "Column[T]": ...
-    @overload
-    def __get__(self, view: "RequestTable", owner: type) -> NDArray[T]: ...
-    def __get__(self, view: "RequestTable | None", owner: type) -> "NDArray[T] | Column[T]":
-        return self if view is None else view.gather(self._name)
-
-
 class RequestTable:
-    """What a policy sees of a set of sequences: one numpy array a fact, all of the same length.
-
-    Base columns are COLUMNS above; the rest is derived. `generated` counts committed tokens only:
-    add `in_flight` where a decision must not depend on whether launches overlap.
+    """What a policy sees of a set of sequences: FACTS as attributes, one numpy array each, all of one
+    length; the rest is derived. `generated` counts committed tokens only: use `emitted` where a
+    decision must not depend on whether launches overlap.
     """
-
-    __slots__ = ("_gathered", "_slots", "_table")
-
-    id = Column[np.int64]()
-    arrival_s = Column[np.float64]()
-    arrival_order = Column[np.int64]()
-    prompt = Column[np.int32]()
-    known = Column[np.int32]()
-    computed = Column[np.int32]()
-    in_flight = Column[np.int32]()
-    max_output = Column[np.int32]()
-    pages_held = Column[np.int32]()
-    pages_shared = Column[np.int32]()
-    priority = Column[np.int32]()
-    client = Column[np.int32]()
-    session = Column[np.int32]()
-    deadline_s = Column[np.float64]()
-    preemptions = Column[np.int32]()
-    admitted_order = Column[np.int64]()
-    last_step = Column[np.int64]()
-    predicted_output = Column[np.float64]()
 
     def __init__(self, table: SequenceTable, slots: Slots) -> None:
         self._table = table
         self._slots = slots
-        self._gathered: dict[str, NDArray[Any]] = {}
 
     def __len__(self) -> int:
         return len(self._slots)
 
-    def gather(self, name: str) -> NDArray[Any]:
-        """A column by name, read-only."""
-        column = self._gathered.get(name)
-        if column is None:
-            column = self._table.columns[name][self._slots]
-            column.flags.writeable = False
-            self._gathered[name] = column
+    def __getattr__(self, name: str) -> NDArray[Any]:
+        """A fact's column, read-only, gathered on first use."""
+        if name not in FACTS:
+            raise AttributeError(f"no fact {name!r}; there are {', '.join(FACTS)}")
+        column = self._table.columns[name][self._slots]
+        column.flags.writeable = False
+        setattr(self, name, column)
         return column
 
     @property
     def generated(self) -> NDArray[np.int32]:
         """Committed output tokens, int32."""
-        return self.known - self.prompt
+        column: NDArray[np.int32] = self.known - self.prompt
+        return column
 
     @property
     def emitted(self) -> NDArray[np.int32]:
         """Output tokens including those in flight, int32: the same with and without overlap."""
-        return self.known + self.in_flight - self.prompt
+        column: NDArray[np.int32] = self.known + self.in_flight - self.prompt
+        return column
 
     @property
     def remaining(self) -> NDArray[np.int32]:
         """Tokens to compute before the next sample, int32: 1 for a decoding sequence."""
-        return self.known + self.in_flight - self.computed
+        column: NDArray[np.int32] = self.known + self.in_flight - self.computed
+        return column
 
     @property
     def pages_freed_if_preempted(self) -> NDArray[np.int32]:
         """Pages no cache owns, int32; cached ones become evictable besides."""
-        return self.pages_held - self.pages_shared
-
-    @property
-    def locked_prefix_pages(self) -> NDArray[np.int32]:
-        """Pages of the prefix cache that it keeps from eviction, int32."""
-        return self.pages_shared
+        column: NDArray[np.int32] = self.pages_held - self.pages_shared
+        return column
 
     @property
     def predicted_remaining(self) -> NDArray[np.float64]:

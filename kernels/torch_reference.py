@@ -83,7 +83,7 @@ def plan_decode(
     host ints: tokens each row sees, its own included."""
     assert all(length == 1 for length in query_lens), "decode rows have one query token each"
     ascending = sorted(range(len(context_lens)), key=context_lens.__getitem__)
-    order = torch.tensor(ascending, device=page_table.device)
+    order = _on_device(ascending, page_table.device)
     lengths = [context_lens[row] for row in ascending]
     table = page_table.index_select(0, order)
     return DecodePlan(table, lengths, page_size, order, torch.argsort(order))
@@ -204,8 +204,8 @@ def _decode_group(
     plan: DecodePlan, firsts: list[int], visible: list[int], begin: int, q: Tensor
 ) -> DecodeGroup:
     count, context = len(visible), max(visible)
-    first = torch.tensor(firsts, device=q.device).unsqueeze(1)
-    length = torch.tensor(visible, device=q.device).unsqueeze(1)
+    first = _on_device(firsts, q.device).unsqueeze(1)
+    length = _on_device(visible, q.device).unsqueeze(1)
     offset = torch.arange(context, device=q.device)
     padding = offset >= length
     # A padded place re-reads the row's first visible slot: real data, hidden by the mask.
@@ -248,6 +248,12 @@ def _slots(table: Tensor, positions: Tensor, page_size: int) -> Tensor:
     """int64 slots of positions [n, C] in rows of table [n, max_pages]."""
     pages = table.gather(1, positions // page_size).to(torch.int64)
     return pages * page_size + positions % page_size
+
+
+def _on_device(values: list[int], device: torch.device) -> Tensor:
+    """int64 on the device; through pinned memory on CUDA, so that planning does not wait for it."""
+    host = torch.tensor(values, pin_memory=device.type == "cuda")
+    return host.to(device, non_blocking=True)
 
 
 def _workspace(plan: DecodePlan, width: int, q: Tensor) -> tuple[Tensor, Tensor]:

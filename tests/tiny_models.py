@@ -1,7 +1,8 @@
 """Tiny random checkpoints of each model family, and what transformers generates from them.
 
-`save_tiny("qwen3", tmp_path)` writes a Hugging Face folder in a few milliseconds; `reference_generate` is the
-greedy answer of `transformers.generate` in float32 that every other code path must reproduce.
+`save_tiny("qwen3", tmp_path)` writes a Hugging Face folder in a few milliseconds;
+`reference_generate` is the greedy answer of `transformers.generate` in float32 that every other
+code path must reproduce.
 """
 
 import json
@@ -27,10 +28,14 @@ _COMMON: dict[str, Any] = {
     "pad_token_id": 0,
 }
 
-# family -> (transformers configuration class, its settings on top of _COMMON); the decoder's own families
+# family -> (transformers configuration class, its settings on top of _COMMON); the decoder's own
+# families
 FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     "llama": ("LlamaConfig", {"tie_word_embeddings": False}),
-    "smollm": ("LlamaConfig", {"tie_word_embeddings": True, "num_attention_heads": 6, "hidden_size": 48}),
+    "smollm": (
+        "LlamaConfig",
+        {"tie_word_embeddings": True, "num_attention_heads": 6, "hidden_size": 48},
+    ),
     "mistral": ("MistralConfig", {"sliding_window": 8, "head_dim": 32}),
     "qwen2": ("Qwen2Config", {"tie_word_embeddings": True}),
     "qwen3": ("Qwen3Config", {"head_dim": 32, "tie_word_embeddings": False}),
@@ -54,10 +59,12 @@ def save_tiny(
     max_shard_size: str = "1GB",
     **overrides: Any,
 ) -> Path:
-    """Write a random checkpoint of `family` (float32 safetensors, config, generation_config) to `folder`.
+    """Write a random checkpoint of `family` (float32 safetensors, config, generation_config) to
+    `folder`.
 
-    overrides: settings of the configuration, e.g. rope_parameters={...}. Norm weights and biases are random
-    too, so that a dropped or swapped one shows. No tokenizer: see `save_tokenizer`. Returns the folder.
+    overrides: settings of the configuration, e.g. rope_parameters={...}. Norm weights and biases
+    are random too, so that a dropped or swapped one shows. No tokenizer: see `save_tokenizer`.
+    Returns the folder.
     """
     import transformers
 
@@ -81,7 +88,8 @@ def save_tiny(
 
 
 def save_tokenizer(folder: Path | str, num_tokens: int = VOCAB_SIZE) -> None:
-    """Write a word-level tokenizer of `num_tokens` ids: <pad> <s> </s> <unk>, then the words w4, w5, ..."""
+    """Write a word-level tokenizer of `num_tokens` ids: <pad> <s> </s> <unk>, then the words w4,
+    w5, ..."""
     from tokenizers import Tokenizer, models, pre_tokenizers
     from transformers import PreTrainedTokenizerFast
 
@@ -90,7 +98,11 @@ def save_tokenizer(folder: Path | str, num_tokens: int = VOCAB_SIZE) -> None:
     raw = Tokenizer(models.WordLevel({word: i for i, word in enumerate(words)}, unk_token="<unk>"))
     raw.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
     fast = PreTrainedTokenizerFast(
-        tokenizer_object=raw, pad_token="<pad>", bos_token="<s>", eos_token="</s>", unk_token="<unk>"
+        tokenizer_object=raw,
+        pad_token="<pad>",
+        bos_token="<s>",
+        eos_token="</s>",
+        unk_token="<unk>",
     )
     fast.chat_template = (
         "{% for message in messages %}{{ message['role'] }} {{ message['content'] }} </s> {% endfor %}"
@@ -107,7 +119,9 @@ def edit_config(folder: Path | str, *, remove: Sequence[str] = (), **changes: An
     path.write_text(json.dumps(config, indent=2))
 
 
-def random_prompts(lengths: Sequence[int], seed: int = 0, vocab_size: int = VOCAB_SIZE) -> list[list[int]]:
+def random_prompts(
+    lengths: Sequence[int], seed: int = 0, vocab_size: int = VOCAB_SIZE
+) -> list[list[int]]:
     """Prompts of the given lengths, of ids that are neither special nor end tokens."""
     generator = torch.Generator().manual_seed(seed)
     return [torch.randint(8, vocab_size, (n,), generator=generator).tolist() for n in lengths]
@@ -120,7 +134,8 @@ def reference_generate(
     *,
     ignore_eos: bool = False,
 ) -> list[list[int]]:
-    """New tokens of `transformers.generate`, greedy, float32, one prompt at a time; the end token included."""
+    """New tokens of `transformers.generate`, greedy, float32, one prompt at a time; the end token
+    included."""
     model = reference_model(folder)
     if ignore_eos:
         model.generation_config.eos_token_id = None

@@ -1,7 +1,9 @@
-"""Attention over the paged pool by any pair of kernels: one for rows of one token, one for the rest.
+"""Attention over the paged pool by any pair of kernels: one for rows of one token, one for the
+rest.
 
-A kernel is a callable. It may carry two attributes (kernels/declare.py sets them): `capabilities`, checked
-at start, and `plan`, called once a step. Their signatures, with shapes as in core.protocols:
+A kernel is a callable. It may carry two attributes (kernels/declare.py sets them): `capabilities`,
+checked at start, and `plan`, called once a step. Their signatures, with shapes as in
+core.protocols:
 
     decode(q, k_cache, v_cache, page_table, context_lens, scale, window)
     extend(q, k_cache, v_cache, page_table, context_lens, query_starts, scale, window)
@@ -10,16 +12,19 @@ at start, and `plan`, called once a step. Their signatures, with shapes as in co
 A kernel with a plan receives what it returned as the keyword `plan`.
 """
 
+from __future__ import annotations
+
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
-from typing import Any, Protocol
-
-from torch import Tensor
+from typing import TYPE_CHECKING, Any, Protocol
 
 from core.config import require
 from core.hookspecs import hookimpl
+from core.protocols import AttentionBatch
 from core.queries import AttentionQuery
-from plugins.attention.batch import AttentionBatch
+
+if TYPE_CHECKING:
+    from torch import Tensor  # the kernels bring torch; a run without a device never loads it
 
 
 class Capabilities(Protocol):
@@ -51,7 +56,8 @@ class PagedPlan:
 
 
 class PagedAttention:
-    """The plugin: pairs a decode kernel with an extend kernel. name defaults to the decode kernel's."""
+    """The plugin: pairs a decode kernel with an extend kernel. name defaults to the decode
+    kernel's."""
 
     def __init__(
         self, decode: Callable[..., Any], extend: Callable[..., Any], name: str | None = None
@@ -61,7 +67,7 @@ class PagedAttention:
         self._name = name or kernel_name(decode)
 
     @hookimpl
-    def build_attention(self, query: AttentionQuery) -> "PagedBackend":
+    def build_attention(self, query: AttentionQuery) -> PagedBackend:
         """The backend. Raises ConfigError naming what a kernel cannot serve."""
         check_kernel("attention.decode", self._decode, query)
         check_kernel("attention.extend", self._extend, query)
@@ -71,9 +77,7 @@ class PagedAttention:
 class PagedBackend:
     """core.protocols.AttentionBackend over two kernels."""
 
-    def __init__(
-        self, name: str, decode: Callable[..., Any], extend: Callable[..., Any]
-    ) -> None:
+    def __init__(self, name: str, decode: Callable[..., Any], extend: Callable[..., Any]) -> None:
         self.name = name
         self._decode = decode
         self._extend = extend
@@ -98,9 +102,7 @@ class PagedBackend:
         part = plan.decode
         assert part is not None, "the launch has no one-token rows"
         table, lens = part.page_table, part.context_lens
-        out: Tensor = self._decode(
-            q, k_cache, v_cache, table, lens, scale, window, **part.options
-        )
+        out: Tensor = self._decode(q, k_cache, v_cache, table, lens, scale, window, **part.options)
         return out
 
     def extend(
@@ -136,8 +138,8 @@ def kernel_name(kernel: Callable[..., Any]) -> str:
 
 
 def check_kernel(field: str, kernel: Callable[..., Any], query: AttentionQuery) -> None:
-    """Raise ConfigError naming the field, the kernel, its limit and the value that is outside it. A kernel
-    that declares nothing is taken at its caller's word."""
+    """Raise ConfigError naming the field, the kernel, its limit and the value that is outside it. A
+    kernel that declares nothing is taken at its caller's word."""
     declared: Capabilities | None = getattr(kernel, "capabilities", None)
     if declared is None:
         return

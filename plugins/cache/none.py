@@ -6,9 +6,9 @@ import numpy as np
 
 from core.errors import InvariantError
 from core.hookspecs import hookimpl
-from core.protocols import Keys, Pages
+from core.protocols import Keys, Pages, PrefixMatch
 from core.queries import PrefixCacheQuery
-from plugins.cache.radix_node import Tokens
+from plugins.cache.page_run import Tokens
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -47,7 +47,7 @@ class EmptyCache:
         """No page."""
         return EmptyMatch(_no_pages())
 
-    def lock(self, match: EmptyMatch) -> object:
+    def lock(self, match: PrefixMatch) -> object:
         """A handle on the empty path."""
         handle = object()
         self._handles.add(handle)

@@ -8,17 +8,16 @@ import numpy as np
 
 from core.errors import InvariantError, PolicyError
 from core.hookspecs import hookimpl
-from core.protocols import Evictor, Keys, Pages
+from core.protocols import Evictor, Keys, Pages, PrefixMatch
 from core.queries import PrefixCacheQuery
+from plugins.cache.page_run import PageRun, Tokens, page_run
 from plugins.cache.radix_check import check_tree
 from plugins.cache.radix_node import (
     Handle,
     Match,
     Node,
     RootKey,
-    Tokens,
     append_child,
-    common_pages,
     cut_tail,
     join_with_child,
     new_root,
@@ -61,20 +60,19 @@ class RadixTree:
 
     def match(self, keys: Keys, tokens: Tokens | None, namespace: str) -> Match:
         """The longest stored prefix of `keys` whose tokens are equal too. Changes nothing."""
-        self._require_shapes(keys, tokens)
-        path = self._walk(keys, tokens, namespace)
+        path = self._walk(keys, page_run(keys, tokens, self.page_size), namespace)
         if not path:
             return Match(np.empty(0, np.int32), 0, None, self._version)
         pages = np.concatenate([node.pages[:count] for node, count in path])
         unlocked = sum(count for node, count in path if node.locks == 0)
         return Match(pages, unlocked, path[-1][0], self._version)
 
-    def lock(self, match: Match) -> Handle:
+    def lock(self, match: PrefixMatch) -> Handle:
         """Count a hit on every node of the match and keep them from eviction. Raises InvariantError
         for a match made before the tree last changed."""
-        if match.version != self._version:
+        if not isinstance(match, Match) or match.version != self._version:
             raise InvariantError(
-                f"match must be of the tree's present version {self._version}, got {match.version}:"
+                f"match must be of the tree's present version {self._version}, got {match!r}:"
                 " match again"
             )
         node, num_pages = match.node, len(match.pages)
@@ -108,10 +106,10 @@ class RadixTree:
     ) -> tuple[Handle, int, int]:
         """Store a path; returns (handle on what is stored of it, num_existing, num_stored):
         pages[num_existing:num_stored] are the tree's from now on."""
-        self._require_shapes(keys, tokens)
+        asked = page_run(keys, tokens, self.page_size)
         if len(pages) != len(keys):
             raise ValueError(f"pages must have one entry a key ({len(keys)}), got {len(pages)}")
-        path = self._walk(keys, tokens, namespace)
+        path = self._walk(keys, asked, namespace)
         existing = stored = sum(count for _, count in path)
         node = path[-1][0] if path else None
         if node is not None and path[-1][1] < node.num_pages:
@@ -120,10 +118,10 @@ class RadixTree:
             root_key = (namespace, tokens is not None)
             parent = node or self._roots.get(root_key) or new_root(root_key)
             # A child with this very key stopped the walk by its tokens. It keeps the place.
-            if int(keys[existing]) not in parent.children:
+            if keys.item(existing) not in parent.children:
                 if parent.parent is None:
                     self._roots[root_key] = parent
-                node = self._append(parent, keys, tokens, pages, existing)
+                node = self._append(parent, asked, pages, existing)
                 stored = len(keys)
         handle = self._hold(node)
         self._touch(node)
@@ -146,7 +144,7 @@ class RadixTree:
             leaf = self._next_victim()
             count = min(wanted, leaf.num_pages)
             if count < leaf.num_pages:
-                dropped.append(cut_tail(leaf, count, self.page_size))
+                dropped.append(cut_tail(leaf, count))
                 self._offer(leaf)
             else:
                 dropped.append(leaf.pages)
@@ -163,31 +161,23 @@ class RadixTree:
     def check(self) -> None:
         """Recompute links, totals, locks and evictable leaves; raises InvariantError on a
         difference. Linear in the tree and the live handles."""
-        check_tree(
-            self._roots.values(), self._handles, self.num_pages, self.num_evictable, self.page_size
-        )
+        check_tree(self._roots.values(), self._handles, self.num_pages, self.num_evictable)
 
-    def _require_shapes(self, keys: Keys, tokens: Tokens | None) -> None:
-        if keys.dtype != np.uint64:
-            raise ValueError(f"keys must be uint64, got {keys.dtype}")
-        if tokens is None:
-            return
-        if tokens.dtype != np.int32 or len(tokens) != len(keys) * self.page_size:
-            raise ValueError(
-                f"tokens must be int32 [{len(keys)} keys * {self.page_size}],"
-                f" got {tokens.dtype} [{len(tokens)}]"
-            )
-
-    def _walk(self, keys: Keys, tokens: Tokens | None, namespace: str) -> list[tuple[Node, int]]:
+    def _walk(self, keys: Keys, asked: PageRun, namespace: str) -> list[tuple[Node, int]]:
         """(node, pages of it that match), top down; only the last may match in part."""
         path: list[tuple[Node, int]] = []
-        node = self._roots.get((namespace, tokens is not None))
+        node = self._roots.get((namespace, asked.tokens is not None))
         start = 0
         while node is not None and start < len(keys):
-            node = node.children.get(int(keys[start]))
+            node = node.children.get(keys.item(start))
             if node is None:
                 break
-            count = common_pages(node, keys, tokens, start, self.page_size)
+            if node.content.is_at(asked, start):
+                path.append((node, node.num_pages))
+                start += node.num_pages
+                continue
+            most = min(node.num_pages, len(keys) - start)
+            count = node.content.common_pages(asked, start, most)
             if count:
                 path.append((node, count))
             if count < node.num_pages:
@@ -218,12 +208,10 @@ class RadixTree:
             node = node.parent
         return path
 
-    def _append(
-        self, parent: Node, keys: Keys, tokens: Tokens | None, pages: Pages, start: int
-    ) -> Node:
+    def _append(self, parent: Node, path: PageRun, pages: Pages, start: int) -> Node:
         if parent.evictable:
             self._withdraw(parent)
-        node = append_child(parent, keys, tokens, pages, start, self.page_size, self._accesses + 1)
+        node = append_child(parent, path, pages, start, self._accesses + 1)
         self.num_pages += node.num_pages
         self.num_evictable += node.num_pages
         self._evictor.on_insert(node)
@@ -234,7 +222,7 @@ class RadixTree:
         offered = node.evictable
         if offered:
             self._withdraw(node)
-        upper = split_node(node, at, self.page_size)
+        upper = split_node(node, at)
         self._evictor.on_insert(upper)
         if offered:
             self._offer(node)

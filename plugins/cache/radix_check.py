@@ -15,14 +15,13 @@ def check_tree(
     handles: Collection[Handle],
     num_pages: int,
     num_evictable: int,
-    page_size: int,
 ) -> None:
     """Raise InvariantError if a link, a run, a lock count, an evictable leaf or a total is not what
     nodes and handles say, or a page is stored twice. Linear in nodes and handles' paths."""
     nodes = _nodes_below(roots)
     locks = _locks(handles)
     for node in nodes:
-        _check_run(node, page_size)
+        _check_run(node)
         _check_state(node, locks.pop(node, 0))
     if locks:
         raise _broken(f"handles must lock nodes of the tree, got {len(locks)} nodes outside it")
@@ -69,15 +68,14 @@ def _locks(handles: Iterable[Handle]) -> Counter[Node]:
     return locks
 
 
-def _check_run(node: Node, page_size: int) -> None:
+def _check_run(node: Node) -> None:
     if node.num_pages < 1:
         raise _broken(f"a node must hold >= 1 page, got {node.num_pages}")
-    lengths = (len(node.keys), len(node.pages))
-    if lengths != (node.num_pages, node.num_pages):
-        raise _broken(f"keys and pages must be {node.num_pages} long, got {lengths}")
-    num_tokens = node.num_pages * page_size
-    if node.tokens is not None and len(node.tokens) != num_tokens:
-        raise _broken(f"a node must hold {num_tokens} tokens, got {len(node.tokens)}")
+    if len(node.pages) != node.num_pages or len(node.content) < node.num_pages:
+        lengths = (len(node.pages), len(node.content))
+        raise _broken(f"a node of {node.num_pages} pages must hold as many, got {lengths}")
+    if node.first_key != node.content.key(0):
+        raise _broken(f"first_key must be {node.content.key(0)}, got {node.first_key}")
 
 
 def _check_state(node: Node, locks: int) -> None:

@@ -1,8 +1,8 @@
 """Top-k, top-p and min-p as one threshold a row: tokens below it are out, ties with it stay in.
 
-Order as in transformers' generate: top-k, then top-p over what is left, then min-p. A threshold depends on
-its own row alone and not on the order of equal values, so that a row keeps the same tokens in any batch.
-"""
+Order as in transformers' generate: top-k, then top-p over what is left, then min-p. A threshold
+depends on its own row alone and not on the order of equal values, so that a row keeps the same
+tokens in any batch."""
 
 from dataclasses import dataclass
 
@@ -15,11 +15,11 @@ PREFIX = 1024
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Filters:
-    """Rows to filter, as indices into the scores. Values are float64 or int64 on the scores' device.
+    """Rows to filter, as indices into the scores. Values are float64 or int64 on the scores'
+    device.
 
-    k_rows: rows with top_k, and their top_k (below the vocabulary's size) and top_p. max_k: the largest.
-    p_rows: rows with top_p alone. min_p_log: log of min_p for every row, -inf = off.
-    """
+    k_rows: rows with top_k, and their top_k (below the vocabulary's size) and top_p. max_k: the
+    largest. p_rows: rows with top_p alone. min_p_log: log of min_p for every row, -inf = off."""
 
     k_rows: Tensor
     k_top_k: Tensor
@@ -31,8 +31,8 @@ class Filters:
 
 
 def thresholds(scores: Tensor, filters: Filters) -> Tensor:
-    """float32 [rows]: the least score kept in each row. scores: float32 [rows, vocab_size], each row's
-    maximum is 0; its softmax is the distribution to cut."""
+    """float32 [rows]: the least score kept in each row. scores: float32 [rows, vocab_size], each
+    row's maximum is 0; its softmax is the distribution to cut."""
     out = filters.min_p_log.to(torch.float32)
     if len(filters.k_rows):
         cut = _top_k(scores[filters.k_rows], filters)

@@ -1,4 +1,5 @@
-"""What the host remembers of each device row: how its tokens are drawn. Columns over rows, in numpy."""
+"""What the host remembers of each device row: how its tokens are drawn. Columns over rows, in
+numpy."""
 
 from dataclasses import dataclass
 
@@ -11,7 +12,8 @@ from core.launch import RowSetup
 Int64 = NDArray[np.int64]
 Float64 = NDArray[np.float64]
 LARGEST = 1e30
-"""Bound on biases and factors: fp32 logits stay finite, and nothing that a request can mean is lost."""
+"""Bound on biases and factors: fp32 logits stay finite, and nothing that a request can mean is
+lost."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -26,10 +28,10 @@ class TokenEdits:
 class SamplingRows:
     """Sampling state of `num_rows` device rows, overwritten by every RowSetup.
 
-    random: the row draws (its temperature is above 0 and more than one token can survive its filters).
-    penalised: it has a penalty. edited: it has biases or minimum tokens. logprobs, prompt_logprobs: it
-    asked for that many top entries beside the token's own; asks and asks_prompt tell 0 from none.
-    """
+    random: the row draws (its temperature is above 0 and more than one token can survive its
+    filters). penalised: it has a penalty. edited: it has biases or minimum tokens. logprobs,
+    prompt_logprobs: it asked for that many top entries beside the token's own; asks and asks_prompt
+    tell 0 from none."""
 
     def __init__(self, num_rows: int, vocab_size: int) -> None:
         self.vocab_size = vocab_size
@@ -83,11 +85,15 @@ class SamplingRows:
         self.prompts[row] = setup.tokens[: setup.prompt_len] if self.asks_prompt[row] else None
         self._bias[row] = self._checked_bias(setup)
         ends = {*setup.end_token_ids, *params.stop_token_ids} if params.min_tokens else set()
-        self._ends[row] = np.array([id for id in sorted(ends) if id < self.vocab_size], np.int64)
+        known = [token for token in sorted(ends) if token < self.vocab_size]
+        self._ends[row] = np.array(known, np.int64)
 
     def edits(self, row_ids: Int64, output_positions: Int64) -> TokenEdits:
-        """Biases and masks for sampled rows: row_ids [k], the output position each draws for [k]."""
-        index, token, value = [], [], []
+        """Biases and masks for sampled rows: row_ids [k], the output position each draws for
+        [k]."""
+        index: list[Int64] = [_NOTHING[0]]
+        token: list[Int64] = [_NOTHING[0]]
+        value: list[Float64] = [_NOTHING[1]]
         for i in np.flatnonzero(self.edited[row_ids]).tolist():
             row = int(row_ids[i])
             biased, biases = self._bias[row]
@@ -95,8 +101,6 @@ class SamplingRows:
             index.append(np.full(len(biased) + len(ends), i))
             token += [biased, ends]
             value += [biases, np.full(len(ends), -np.inf)]
-        if not index:
-            return TokenEdits(*_NOTHING[:1], *_NOTHING)
         return TokenEdits(np.concatenate(index), np.concatenate(token), np.concatenate(value))
 
     def _checked_bias(self, setup: RowSetup) -> tuple[Int64, Float64]:

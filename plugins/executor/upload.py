@@ -12,9 +12,8 @@ from torch import Tensor
 def upload(arrays: Mapping[str, NDArray[Any]], device: torch.device) -> dict[str, Tensor]:
     """Every array on the device: int64 for integers and booleans, float64 for floats, shapes kept.
 
-    They travel in one buffer. On CUDA it is pinned, and torch's pinned-memory cache hands it out again
-    only when the copy has run, so the caller need not keep it.
-    """
+    They travel in one buffer. On CUDA it is pinned, and torch's pinned-memory cache hands it out
+    again only when the copy has run, so the caller need not keep it."""
     parts = {name: _words(array) for name, array in arrays.items()}
     total = sum(part.size for part in parts.values())
     host = torch.empty(total, dtype=torch.int64, pin_memory=device.type == "cuda")
@@ -31,7 +30,8 @@ def upload(arrays: Mapping[str, NDArray[Any]], device: torch.device) -> dict[str
 
 
 def download(tensor: Tensor) -> Tensor:
-    """The tensor in (pinned) host memory once the stream has come so far; keep the result until then."""
+    """The tensor in (pinned) host memory once the stream has come so far; keep the result until
+    then."""
     if tensor.device.type == "cpu":
         return tensor
     host = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True)

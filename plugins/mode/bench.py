@@ -61,7 +61,7 @@ class Bench:
     def _serve(
         self, session: Session, engine: Engine, outlet: "Outlet", warms: bool
     ) -> dict[str, Any]:
-        tokenizer = getattr(engine.executor, "tokenizer", None)
+        tokenizer = engine.executor.tokenizer
         requests = session.workload.requests(
             tokenizer, engine.executor.vocab_size, session.run.seed
         )

@@ -62,7 +62,7 @@ class Generate:
             engine.close()
 
     def _answer(self, engine: Engine, session: Session) -> dict[str, Any]:
-        tokenizer = getattr(engine.executor, "tokenizer", None)
+        tokenizer = engine.executor.tokenizer
         if tokenizer is None:
             raise ConfigError("mode generate needs a model with a tokenizer, and this one has none")
         ids = np.array(self._prompt_ids(tokenizer), np.int32)

@@ -8,13 +8,15 @@ Decode = Callable[[Sequence[int]], str]
 
 
 class TextStream:
-    """Joined, the pieces of `push` and the last of `flush` equal `decode` of all tokens.
+    """The pieces of `push` and the last one of `flush`, joined, are `decode` of all tokens; only
+    bytes cut off at the end count as one replacement character, however many they are.
 
     A window of tokens is decoded twice, without and with the new token, and the difference is the
     new text: decoders treat the first token of a text specially (sentencepiece drops its space), so
     a token must not be decoded alone. Text that ends in a replacement character is held until more
-    bytes settle it. decode: ids -> text, for example `lambda ids: tokenizer.decode(ids,
-    skip_special_tokens=True)`.
+    bytes settle it. Text that is out is never taken back, even by a decoder that turns good bytes
+    into replacement characters when bad ones follow (byte fallback does). decode: ids -> text, for
+    example `lambda ids: tokenizer.decode(ids, skip_special_tokens=True)`.
     """
 
     def __init__(self, decode: Decode) -> None:
@@ -36,8 +38,7 @@ class TextStream:
         return piece
 
     def flush(self) -> str:
-        """What is still held; incomplete bytes come out as replacement characters."""
-        text = self._decode(self._window)[len(self._text) :]
-        self._shown = len(self._window)
-        self._text += text
-        return text
+        """What is still held. Call it once, after the last token."""
+        held = self._decode(self._window)[len(self._text) :]
+        settled = held.rstrip(REPLACEMENT)
+        return held if settled == held else settled + REPLACEMENT

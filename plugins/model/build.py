@@ -1,8 +1,10 @@
-"""From loader settings to a running model: find the files, choose the implementation, fill the weights."""
+"""From loader settings to a running model: find the files, choose the implementation, fill the
+weights."""
 
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -22,11 +24,10 @@ from plugins.model.checkpoint import (
 )
 from plugins.model.decoder import Decoder
 from plugins.model.facts import (
-    Lazy,
     ModelFacts,
     end_token_ids,
-    folder_tokenizer,
     has_tokenizer,
+    load_tokenizer,
     model_length,
     read_json,
     resolve_dtype,
@@ -42,22 +43,23 @@ HUB_ID = re.compile(r"[\w.-]+(/[\w.-]+)?")
 
 @dataclass(frozen=True, slots=True)
 class _Found:
-    """A located checkpoint. tokenizer_folder: None when the folder holds none or there is no folder."""
+    """A located checkpoint. tokenizer_folder: None when the folder holds none or there is no
+    folder."""
 
     name: str
     config: Mapping[str, Any]
     generation: Mapping[str, Any]
     folder: Path | None
-    tokenizer: Lazy
+    load_tokenizer: Callable[[], Any]
     tokenizer_folder: Path | None
 
 
 def build(settings: LoadSettings, query: ModelQuery) -> Model:
     """The model that `settings` describe, on `query.device`."""
-    device = torch.device(query.device)
     if settings.path is not None and settings.path.endswith(".gguf"):
-        return _build_gguf(Path(settings.path).expanduser(), settings, query, device)
+        return _build_gguf(Path(settings.path).expanduser(), settings, query)
     found = _locate(settings)
+    device = torch.device(query.device)
     spec = _spec(found.config, settings.implementation)
     dtype = resolve_dtype(settings.dtype, found.config, device)
     if spec is None:
@@ -86,7 +88,7 @@ def _locate(settings: LoadSettings) -> _Found:
     if settings.path is None:
         config = flat_config(settings.config or {})
         name = str(config.get("model_type", "model"))
-        return _Found(name, config, {}, None, Lazy(lambda: None), None)
+        return _Found(name, config, {}, None, lambda: None, None)
     folder = Path(settings.path).expanduser()
     if not folder.exists() and HUB_ID.fullmatch(settings.path):
         folder = download_snapshot(settings.path)
@@ -101,7 +103,7 @@ def _locate(settings: LoadSettings) -> _Found:
         config,
         generation,
         folder,
-        folder_tokenizer(folder),
+        partial(load_tokenizer, folder),
         folder if has_tokenizer(folder) else None,
     )
 
@@ -119,15 +121,13 @@ def _spec(config: Mapping[str, Any], implementation: str) -> DecoderSpec | None:
     return spec
 
 
-def _facts(
-    found: _Found, head_rows: int, max_positions: int, settings: LoadSettings
-) -> ModelFacts:
+def _facts(found: _Found, head_rows: int, max_positions: int, settings: LoadSettings) -> ModelFacts:
     return ModelFacts(
         name=found.name,
         vocab_size=sampled_vocab_size(head_rows, found.tokenizer_folder),
         max_model_len=model_length(max_positions, settings.max_model_len),
         end_token_ids=end_token_ids(found.config, found.generation),
-        tokenizer=found.tokenizer,
+        load_tokenizer=found.load_tokenizer,
     )
 
 
@@ -144,9 +144,7 @@ def _decoder(
     return Decoder(spec, load_weights(source, spec, dtype, device, query.progress), facts)
 
 
-def _build_gguf(
-    path: Path, settings: LoadSettings, query: ModelQuery, device: torch.device
-) -> Model:
+def _build_gguf(path: Path, settings: LoadSettings, query: ModelQuery) -> Model:
     if not path.is_file():
         raise ConfigError(f"model.path must exist, got {str(path)!r}; {ACCEPTED}")
     if settings.load != "weights":
@@ -156,6 +154,7 @@ def _build_gguf(
     generation = model.generation_config.to_dict()
     found = _Found(path.stem, config, generation, None, tokenizer, None)
     spec = _spec(config, settings.implementation)
+    device = torch.device(query.device)
     dtype = resolve_dtype(settings.dtype, {}, device)
     if spec is None:
         return _bind(model.to(device=device, dtype=dtype), found, settings)
@@ -176,11 +175,10 @@ def _transformers_model(
 
 def _bind(model: Any, found: _Found, settings: LoadSettings) -> Model:
     config = model.config.get_text_config()
-    max_positions = getattr(config, "max_position_embeddings", None)
-    if max_positions is None and settings.max_model_len is None:
+    limit = getattr(config, "max_position_embeddings", None) or settings.max_model_len
+    if limit is None:
         raise ConfigError(
             f"model.max_model_len must be given: {found.name} does not state its longest sequence"
         )
-    limit = max_positions or settings.max_model_len
     facts = _facts(found, config.vocab_size, limit, settings)
     return fallback.TransformersModel(model, facts)

@@ -1,15 +1,16 @@
-"""The parameterised decoder: Llama, Mistral, Qwen2, Qwen3, SmolLM and their kin, over packed tokens.
+"""The parameterised decoder: Llama, Mistral, Qwen2, Qwen3, SmolLM and their kin, over packed
+tokens.
 
-Operations follow transformers' order and rounding (RMSNorm: normalise in float32, cast, multiply; rotary
-tables in float32, then cast), so that float32 results agree with it to the last bits. N packed tokens,
-H hidden, D head_dim, V vocabulary.
+Operations follow transformers' order and rounding (RMSNorm: normalise in float32, cast, multiply;
+rotary tables in float32, then cast), so that float32 results agree with it to the last bits. N
+packed tokens, H hidden, D head_dim, V vocabulary.
 """
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
-import torch
 import torch.nn.functional as F  # noqa: N812
 from torch import Tensor
 
@@ -43,8 +44,8 @@ class Decoder:
     """A core.protocols.Model. Inference only: the caller holds torch.inference_mode."""
 
     def __init__(self, spec: DecoderSpec, weights: Weights, facts: ModelFacts) -> None:
-        """weights are complete. facts.vocab_size cuts head rows that no token id uses; a window that no
-        sequence of facts.max_model_len tokens can exceed is dropped."""
+        """weights are complete. facts.vocab_size cuts head rows that no token id uses; a window
+        that no sequence of facts.max_model_len tokens can exceed is dropped."""
         self.spec = spec
         self.weights = weights
         self.facts = facts
@@ -67,18 +68,18 @@ class Decoder:
             for index, layer in enumerate(weights.layers)
         ]
 
-    @property
+    @cached_property
     def tokenizer(self) -> Any | None:
         """The transformers tokenizer, loaded on first use."""
-        return self.facts.tokenizer.value
+        return self.facts.load_tokenizer()
 
     def forward(
         self, token_ids: Tensor, positions: Tensor, attend: Attend, logits_rows: Tensor
     ) -> Tensor:
         """token_ids, positions int64 [N]; logits_rows int64 [k]. Returns logits float32 [k, V].
 
-        attend is called once a layer, in order, with q [N, Hq, D] and k, v [N, Hkv, D]: views with a
-        contiguous last dimension, whose rows may be strided.
+        attend is called once a layer, in order, with q [N, Hq, D] and k, v [N, Hkv, D]: views with
+        a contiguous last dimension, whose rows may be strided.
         """
         hidden = F.embedding(token_ids, self.weights.embedding)
         cos, sin = self._rotary(positions)
@@ -110,8 +111,8 @@ class Decoder:
         return F.linear(self._activation(gate) * up, weights.down, weights.down_bias)
 
     def _norm(self, x: Tensor, weight: Tensor) -> Tensor:
-        # The weight is applied after the cast back to x's dtype, as transformers does; F.rms_norm with a
-        # weight would round once less in half precision.
+        # The weight is applied after the cast back to x's dtype, as transformers does; F.rms_norm
+        # with a weight would round once less in half precision.
         return F.rms_norm(x, x.shape[-1:], None, self.spec.norm_eps) * weight
 
 

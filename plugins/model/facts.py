@@ -3,7 +3,6 @@
 import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -15,32 +14,21 @@ DTYPES = ("float32", "float16", "bfloat16")
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "vocab.json", "vocab.txt", "spiece.model")
 
 
-class Lazy:
-    """A value made by `make` when it is first asked for."""
-
-    def __init__(self, make: Callable[[], Any]) -> None:
-        self._make = make
-
-    @cached_property
-    def value(self) -> Any:
-        """The value."""
-        return self._make()
-
-
 @dataclass(frozen=True, slots=True)
 class ModelFacts:
-    """vocab_size: ids that may be sampled. max_model_len: tokens. tokenizer: None inside for random weights."""
+    """vocab_size: ids that may be sampled. max_model_len: tokens. load_tokenizer: returns the
+    transformers tokenizer, or None if the model has none; models call it once, when first asked."""
 
     name: str
     vocab_size: int
     max_model_len: int
     end_token_ids: tuple[int, ...]
-    tokenizer: Lazy
+    load_tokenizer: Callable[[], Any]
 
 
 def end_token_ids(config: Mapping[str, Any], generation: Mapping[str, Any]) -> tuple[int, ...]:
-    """The end tokens that transformers.generate stops at: every id generation_config.json lists, or else
-    those of config.json."""
+    """The end tokens that transformers.generate stops at: every id generation_config.json lists, or
+    else those of config.json."""
     value = generation.get("eos_token_id")
     if value is None:
         value = config.get("eos_token_id")
@@ -49,7 +37,8 @@ def end_token_ids(config: Mapping[str, Any], generation: Mapping[str, Any]) -> t
 
 
 def sampled_vocab_size(head_rows: int, tokenizer_folder: Path | None) -> int:
-    """Head rows that may be sampled: those up to the largest id of the tokenizer, all without one."""
+    """Head rows that may be sampled: those up to the largest id of the tokenizer, all without
+    one."""
     if tokenizer_folder is None:
         return head_rows
     return min(head_rows, _largest_id(tokenizer_folder) + 1)
@@ -65,7 +54,8 @@ def model_length(limit: int, wanted: int | None) -> int:
 
 
 def resolve_dtype(wanted: str, config: Mapping[str, Any], device: torch.device) -> torch.dtype:
-    """`auto` is float32 on a CPU; elsewhere the checkpoint's half precision, bfloat16 for a float32 one."""
+    """`auto` is float32 on a CPU; elsewhere the checkpoint's half precision, bfloat16 for a float32
+    one."""
     if wanted == "auto":
         saved = str(config.get("dtype") or config.get("torch_dtype")).removeprefix("torch.")
         half = saved if saved in ("float16", "bfloat16") else "bfloat16"
@@ -77,9 +67,13 @@ def resolve_dtype(wanted: str, config: Mapping[str, Any], device: torch.device) 
     return dtype
 
 
-def folder_tokenizer(folder: Path) -> Lazy:
+def load_tokenizer(folder: Path) -> Any:
     """The tokenizer of a model folder through transformers, None if the folder has none."""
-    return Lazy(lambda: _load_tokenizer(folder) if has_tokenizer(folder) else None)
+    if not has_tokenizer(folder):
+        return None
+    from transformers import AutoTokenizer
+
+    return AutoTokenizer.from_pretrained(folder)
 
 
 def has_tokenizer(folder: Path) -> bool:
@@ -88,7 +82,8 @@ def has_tokenizer(folder: Path) -> bool:
 
 
 def read_json(path: Path) -> dict[str, Any]:
-    """A JSON object from a file; {} if there is no such file. Raises ConfigError naming a broken file."""
+    """A JSON object from a file; {} if there is no such file. Raises ConfigError naming a broken
+    file."""
     if not path.is_file():
         return {}
     try:
@@ -104,16 +99,10 @@ def _largest_id(folder: Path) -> int:
     """Read from tokenizer.json where there is one: building the tokenizer takes far longer."""
     raw = read_json(folder / "tokenizer.json")
     if not raw:
-        return max(_load_tokenizer(folder).get_vocab().values())
+        return int(max(load_tokenizer(folder).get_vocab().values()))
     vocabulary = raw["model"]["vocab"]
     ids = [entry["id"] for entry in raw.get("added_tokens") or []]
     # Unigram vocabularies are lists of (piece, score), all others map pieces to ids.
     ids += vocabulary.values() if isinstance(vocabulary, dict) else [len(vocabulary) - 1]
     decoder = read_json(folder / "tokenizer_config.json").get("added_tokens_decoder") or {}
-    return max(ids + [int(token) for token in decoder])
-
-
-def _load_tokenizer(folder: Path) -> Any:
-    from transformers import AutoTokenizer
-
-    return AutoTokenizer.from_pretrained(folder)
+    return max(int(token) for token in [*ids, *decoder])

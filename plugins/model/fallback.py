@@ -1,17 +1,20 @@
 """Any other causal language model, run through transformers' attention interface.
 
-The model's attention modules call a registered function instead of their own kernel; it hands q, k and v to
-the executor's `attend`. Packed tokens go in as a batch of one with explicit positions; no mask is built.
+The model's attention modules call a registered function instead of their own kernel; it hands q, k
+and v to the executor's `attend`. Packed tokens go in as a batch of one with explicit positions; no
+mask is built.
 
-`attend` knows a scale and a window. Whatever else a model asks of its attention (soft capping, sinks, position
-biases, other head sizes for v than for k) is refused by name. A dry run on two packed sequences, compared with
-the model's own attention on each alone, finds what the arguments do not show: layers that never call the
-interface, and models that do not take packed positions. N packed tokens, H heads, D head_dim.
+`attend` knows a scale and a window. Whatever else a model asks of its attention (soft capping,
+sinks, position biases, other head sizes for v than for k) is refused by name. A dry run on two
+packed sequences, compared with the model's own attention on each alone, finds what the arguments do
+not show: layers that never call the interface, and models that do not take packed positions. N
+packed tokens, H heads, D head_dim.
 """
 
 import inspect
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -21,15 +24,18 @@ from torch import Tensor
 
 from core.errors import ConfigError
 from core.protocols import Attend
+from plugins.model.checkpoint import listed
 from plugins.model.facts import ModelFacts
 from plugins.model.spec import FAMILIES
 
 INTERFACE = "tritium"
-# Arguments of transformers' attention functions that change the result and that `attend` has no place for.
+# Arguments of transformers' attention functions that change the result and that `attend` has no
+# place for.
 REFUSED_ARGUMENTS = ("softcap", "s_aux", "sinks", "position_bias", "alibi", "head_mask")
 PROBE_LENGTHS = (7, 5)
-# Mean difference to the model's own attention, relative to the mean logit: rounding stays far below, a wrong
-# mask or position far above. Half precision rounds to 3 digits (float16) or 2 (bfloat16).
+# Mean difference to the model's own attention, relative to the mean logit: rounding stays far
+# below, a wrong mask or position far above. Half precision rounds to 3 digits (float16) or 2
+# (bfloat16).
 PROBE_TOLERANCE = {torch.float32: 1e-4, torch.float16: 2e-2, torch.bfloat16: 5e-2}
 
 
@@ -57,8 +63,8 @@ class TransformersModel:
     """A core.protocols.Model around a transformers model, on whose device and dtype it runs."""
 
     def __init__(self, model: Any, facts: ModelFacts) -> None:
-        """Binds `model` and proves it on a dry run. Raises ConfigError naming the architecture and why it
-        cannot run."""
+        """Binds `model` and proves it on a dry run. Raises ConfigError naming the architecture and
+        why it cannot run."""
         from transformers import AttentionInterface
 
         AttentionInterface.register(INTERFACE, _attention)
@@ -81,15 +87,16 @@ class TransformersModel:
         self.num_q_heads, self.head_dim = calls[0].q_shape[1], calls[0].q_shape[3]
         self.num_kv_heads = calls[0].k_shape[1]
 
-    @property
+    @cached_property
     def tokenizer(self) -> Any | None:
         """The transformers tokenizer, loaded on first use."""
-        return self.facts.tokenizer.value
+        return self.facts.load_tokenizer()
 
     def forward(
         self, token_ids: Tensor, positions: Tensor, attend: Attend, logits_rows: Tensor
     ) -> Tensor:
-        """See core.protocols.Model. `attend` gets transposed views: the last dimension is contiguous."""
+        """See core.protocols.Model. `attend` gets transposed views: the last dimension is
+        contiguous."""
         self._binding.attend = attend
         try:
             keep = {"logits_to_keep": logits_rows} if self._keeps_rows else {}
@@ -103,7 +110,8 @@ class TransformersModel:
 
     @torch.inference_mode()
     def _prove(self) -> list[_Call]:
-        """Run two packed sequences through `attend` and each alone through the model's own attention."""
+        """Run two packed sequences through `attend` and each alone through the model's own
+        attention."""
         lengths = torch.tensor(PROBE_LENGTHS)
         generator = torch.Generator().manual_seed(0)
         ids = torch.randint(self.vocab_size, (int(lengths.sum()),), generator=generator)
@@ -111,13 +119,18 @@ class TransformersModel:
         positions = torch.cat([torch.arange(n) for n in PROBE_LENGTHS]).to(self.device)
         own = [
             self.model(input_ids=part[None], use_cache=False).logits[0, :, : self.vocab_size]
-            for part in ids.split(PROBE_LENGTHS)
+            for part in torch.split(ids, list(PROBE_LENGTHS))
         ]
         self.model.set_attn_implementation(INTERFACE)
-        self._binding.calls = calls = []
+        calls: list[_Call] = []
+        self._binding.calls = calls
         owner = torch.arange(len(lengths)).repeat_interleave(lengths).to(self.device)
         rows = torch.arange(len(ids), device=self.device)
-        logits = self.forward(ids, positions, _DenseAttend(owner, positions), rows)
+        try:
+            logits = self.forward(ids, positions, _DenseAttend(owner, positions), rows)
+        except (RuntimeError, ValueError, TypeError, LookupError) as error:
+            _check_calls(self.model, calls)  # the likelier reason, if it shows there
+            raise ConfigError(f"{type(self.model).__name__} cannot run: {error}") from error
         self._binding.calls = None
         _check_calls(self.model, calls)
         for index, call in enumerate(calls):
@@ -127,7 +140,7 @@ class TransformersModel:
         _require(
             self.model,
             bool(difference <= PROBE_TOLERANCE[self.dtype]),
-            f"packed sequences differ from its own attention (relative difference {difference:.1e})",
+            f"packed sequences differ from its own attention by {difference:.1e} of a mean logit",
         )
         return calls
 
@@ -140,7 +153,13 @@ class _DenseAttend:
         self._distance = positions[:, None] - positions[None, :]
 
     def __call__(
-        self, layer: int, q: Tensor, k: Tensor, v: Tensor, scale: float, window: int | None
+        self,
+        layer: int,  # noqa: ARG002 - no cache to find
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        scale: float,
+        window: int | None,
     ) -> Tensor:
         seen = self._same & (self._distance >= 0)
         if window is not None:
@@ -163,32 +182,35 @@ def refuse_by_config(config: Mapping[str, Any]) -> None:
 def load_model(folder: Path, dtype: torch.dtype) -> Any:
     """A folder's checkpoint as a transformers model on the CPU. Raises ConfigError for an unknown
     architecture and for missing, unused or misshapen tensors."""
-    from transformers import AutoModelForCausalLM
+    import transformers
 
+    auto: Any = transformers.AutoModelForCausalLM
     try:
-        model, report = AutoModelForCausalLM.from_pretrained(
-            folder, dtype=dtype, output_loading_info=True
-        )
+        model, report = auto.from_pretrained(folder, dtype=dtype, output_loading_info=True)
     except (ValueError, KeyError, ImportError, OSError, RuntimeError) as error:
         raise ConfigError(f"{folder} cannot be loaded through transformers: {error}") from error
     for kind in ("missing_keys", "unexpected_keys", "mismatched_keys"):
         if names := sorted(str(name) for name in report[kind]):
-            raise ConfigError(f"{folder}: {kind} must be empty, got {', '.join(names[:8])}")
+            raise ConfigError(f"{folder}: {kind} must be empty, got {listed(names)}")
     return model
 
 
 def random_model(config: Mapping[str, Any], dtype: torch.dtype, seed: int) -> Any:
     """A transformers model of a config's values with seeded random weights, on the CPU."""
-    from transformers import AutoConfig, AutoModelForCausalLM
+    import transformers
+
+    auto: Any = transformers.AutoModelForCausalLM
 
     values = {key: value for key, value in config.items() if key != "model_type"}
     try:
-        parsed = AutoConfig.for_model(str(config.get("model_type")), **values)
+        parsed = transformers.AutoConfig.for_model(str(config.get("model_type")), **values)
         with torch.random.fork_rng():
             torch.manual_seed(seed)
-            return AutoModelForCausalLM.from_config(parsed, dtype=dtype)
+            return auto.from_config(parsed, dtype=dtype)
     except (ValueError, KeyError) as error:
-        raise ConfigError(f"model_type {config.get('model_type')!r} cannot be built: {error}") from error
+        raise ConfigError(
+            f"model_type {config.get('model_type')!r} cannot be built: {error}"
+        ) from error
 
 
 def _attention(
@@ -205,10 +227,11 @@ def _attention(
     binding: _Binding = module.tritium_binding
     if binding.calls is not None:
         refused = tuple(name for name in REFUSED_ARGUMENTS if kwargs.get(name) is not None)
-        shapes = (tuple(x.shape) for x in (query, key, value))
-        binding.calls.append(_Call(module, *shapes, sliding_window, refused))
+        q_shape, k_shape, v_shape = (tuple(x.shape) for x in (query, key, value))
+        binding.calls.append(_Call(module, q_shape, k_shape, v_shape, sliding_window, refused))
         if refused or query.shape[-1] != value.shape[-1]:
-            # `attend` cannot compute this; any values do, since the call itself is refused after the run.
+            # `attend` cannot compute this; any values do, since the call itself is refused after
+            # the run.
             return query.new_zeros(*query.shape[:3], value.shape[-1]).transpose(1, 2), None
         layer = len(binding.calls) - 1
     else:
@@ -220,8 +243,8 @@ def _attention(
 
 
 _COVERED = (
-    f"the decoder covers {', '.join(FAMILIES)}; others need causal attention in every layer through "
-    "transformers' attention interface, with nothing but a scale and a window"
+    f"the decoder covers {', '.join(FAMILIES)}; others need causal attention in every layer "
+    "through transformers' attention interface, with nothing but a scale and a window"
 )
 
 
@@ -232,7 +255,8 @@ def _check_calls(model: Any, calls: list[_Call]) -> None:
     _require(
         model,
         len(calls) == distinct == layers,
-        f"{len(calls)} attention calls came from {distinct} modules, not one from each of {layers} layers",
+        f"{len(calls)} attention calls came from {distinct} modules, not one from each of its "
+        f"{layers} layers",
     )
     first = calls[0]
     for call in calls:
@@ -240,7 +264,7 @@ def _check_calls(model: Any, calls: list[_Call]) -> None:
         _require(
             model,
             call.q_shape[-1] == call.k_shape[-1] == call.v_shape[-1],
-            f"q, k and v have head sizes {call.q_shape[-1]}, {call.k_shape[-1]}, {call.v_shape[-1]}",
+            f"q, k, v have head sizes {call.q_shape[-1]}, {call.k_shape[-1]}, {call.v_shape[-1]}",
         )
         same = call.q_shape == first.q_shape and call.k_shape == call.v_shape == first.k_shape
         _require(model, same, "its layers have different numbers or sizes of heads")
@@ -248,7 +272,8 @@ def _check_calls(model: Any, calls: list[_Call]) -> None:
 
 
 def _check_windows(model: Any, config: Any, calls: list[_Call]) -> None:
-    """A window that a config announces must reach the attention function: a mask alone is not seen here."""
+    """A window that a config announces must reach the attention function: a mask alone is not seen
+    here."""
     window = getattr(config, "sliding_window", None)
     if not getattr(config, "use_sliding_window", True):
         window = None

@@ -28,10 +28,11 @@ class LoadSettings:
 class HuggingFaceModel:
     """Loads a causal language model and runs it on the decoder, or else through transformers.
 
-    path: a folder with safetensors, a hub id, or a GGUF file. load: `weights`, or `dummy` for seeded random
-    weights from a config alone: a folder's config.json or `config`, its values inline. dtype: auto, float32,
-    float16 or bfloat16. max_model_len: longest sequence in tokens, null = the model's own limit.
-    implementation: `auto` takes the decoder for the families it knows; `decoder` or `transformers` insists.
+    path: a folder with safetensors, a hub id, or a GGUF file. load: `weights`, or `dummy` for
+    seeded random weights from a config alone: a folder's config.json or `config`, its values
+    inline. dtype: auto, float32, float16 or bfloat16. max_model_len: longest sequence in tokens,
+    null = the model's own limit. implementation: `auto` takes the decoder for the families it
+    knows; `decoder` or `transformers` insists.
     """
 
     def __init__(
@@ -48,14 +49,19 @@ class HuggingFaceModel:
         if load == "weights" and path is None:
             raise ConfigError("model.path must name a folder, a hub id or a GGUF file, got None")
         if load == "weights" and config is not None:
-            raise ConfigError("model.config must be null unless load=dummy: weights bring their own")
+            raise ConfigError(
+                "model.config must be null unless load=dummy: weights bring their own"
+            )
         if load == "dummy" and (path is None) == (config is None):
-            raise ConfigError("load=dummy needs either model.path or model.config, got both or none")
+            raise ConfigError(
+                "load=dummy needs either model.path or model.config, got both or none"
+            )
         self.settings = LoadSettings(path, load, dtype, max_model_len, config, implementation)
 
     @hookimpl
     def build_model(self, query: ModelQuery) -> Model:
-        """Load the model. Raises ConfigError for anything missing, unused or unknown in the checkpoint."""
+        """Load the model. Raises ConfigError for anything missing, unused or unknown in the
+        checkpoint."""
         # Imported here: a run without a device never imports torch.
         from plugins.model.build import build
 

@@ -1,13 +1,14 @@
 """Rotary position embedding with its scalings: default, linear, dynamic, llama3, yarn.
 
-Tables are computed a step, from the positions, in float32, with the arithmetic order of transformers'
-modeling_rope_utils. `dynamic` (NTK by length) is the one scaling whose reference depends on more than the
-position: transformers rotates a whole forward pass by its longest sequence. Keys in a KV cache keep the
-rotation they were written with, and pages are shared between sequences of different lengths, so here the
-token at position p is rotated as if the sequence ended with it: frequencies of length
-max(p + 1, max_position_embeddings). For one sequence this equals transformers with a KV cache whenever the
-prompt is no longer than max_position_embeddings, however far generation goes; a longer prompt equals
-transformers fed token by token. It is independent of chunking, batching and preemption.
+Tables are computed a step, from the positions, in float32, with the arithmetic order of
+transformers' modeling_rope_utils. `dynamic` (NTK by length) is the one scaling whose reference
+depends on more than the position: transformers rotates a whole forward pass by its longest
+sequence. Keys in a KV cache keep the rotation they were written with, and pages are shared between
+sequences of different lengths, so here the token at position p is rotated as if the sequence ended
+with it: frequencies of length max(p + 1, max_position_embeddings). For one sequence this equals
+transformers with a KV cache whenever the prompt is no longer than max_position_embeddings, however
+far generation goes; a longer prompt equals transformers fed token by token. It is independent of
+chunking, batching and preemption.
 """
 
 import math
@@ -27,8 +28,8 @@ ROPE_TYPES = ("default", "linear", "dynamic", "llama3", "yarn")
 class RopeSpec:
     """A model's rotary settings, whichever way its config spells them.
 
-    head_dim: rotated dimensions. original_length: positions seen in pretraining (llama3, yarn) or the
-    length from which `dynamic` scales. attention_factor multiplies cos and sin.
+    head_dim: rotated dimensions. original_length: positions seen in pretraining (llama3, yarn) or
+    the length from which `dynamic` scales. attention_factor multiplies cos and sin.
     """
 
     rope_type: str
@@ -47,8 +48,9 @@ class RopeSpec:
 def rope_spec(
     config: Mapping[str, Any], head_dim: int, max_positions: int, default_theta: float
 ) -> RopeSpec:
-    """Read `rope_parameters` (transformers 5) or `rope_scaling` with `rope_theta` (before), in which the
-    type is called `rope_type` or `type`. Raises ConfigError for a type or a form it does not know."""
+    """Read `rope_parameters` (transformers 5) or `rope_scaling` with `rope_theta` (before), in
+    which the type is called `rope_type` or `type`. Raises ConfigError for a type or a form it does
+    not know."""
     settings = config.get("rope_parameters") or config.get("rope_scaling") or {}
     rope_type = settings.get("rope_type", settings.get("type", "default"))
     if any(isinstance(value, Mapping) for value in settings.values()):
@@ -101,7 +103,8 @@ class Rotary:
         self._exponents = _exponents(spec.head_dim).to(device)
 
     def __call__(self, positions: Tensor) -> tuple[Tensor, Tensor]:
-        """positions int64 [N]. Returns cos and signed sin, both [N, 1, head_dim], as `rotate` takes them."""
+        """positions int64 [N]. Returns cos and signed sin, both [N, 1, head_dim], as `rotate` takes
+        them."""
         inv_freq = self._dynamic(positions) if self.spec.rope_type == "dynamic" else self.inv_freq
         angles = positions[:, None].float() * inv_freq
         cos, sin = angles.cos(), angles.sin()
@@ -122,7 +125,8 @@ class Rotary:
 
 
 def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """Rotate x [N, heads, head_dim]; cos and sin from `Rotary`. The first half's sin carries the minus."""
+    """Rotate x [N, heads, head_dim]; cos and sin from `Rotary`. The first half's sin carries the
+    minus."""
     half = x.shape[-1] // 2
     return x * cos + torch.cat((x[..., half:], x[..., :half]), -1) * sin
 
@@ -157,7 +161,8 @@ def _llama3(spec: RopeSpec, plain: Tensor) -> Tensor:
 
 
 def _yarn(spec: RopeSpec) -> Tensor:
-    """Blend of kept and interpolated frequencies along a ramp over the dimensions (arXiv:2309.00071)."""
+    """Blend of kept and interpolated frequencies along a ramp over the dimensions
+    (arXiv:2309.00071)."""
     frequencies = spec.theta ** _exponents(spec.head_dim)
     kept, interpolated = 1.0 / frequencies, 1.0 / (spec.factor * frequencies)
     low, high = (_yarn_dimension(spec, turns) for turns in (spec.beta_fast, spec.beta_slow))
@@ -202,5 +207,7 @@ def _factor(settings: Mapping[str, Any], rope_type: str, implied: float) -> floa
 def _number(settings: Mapping[str, Any], name: str, required: bool, default: float) -> float:
     value = settings.get(name)
     if value is None and required:
-        raise ConfigError(f"rope_parameters.{name} must be given for this rope_type, got {settings!r}")
+        raise ConfigError(
+            f"rope_parameters.{name} must be given for this rope_type, got {settings!r}"
+        )
     return default if value is None else float(value)

@@ -1,7 +1,7 @@
 """What a config.json says about a decoder of the Llama family, with the defaults of each family.
 
-The file is read without transformers, whose configuration classes take seconds to import; the defaults for
-absent keys are theirs.
+The file is read without transformers, whose configuration classes take seconds to import; the
+defaults for absent keys are theirs.
 """
 
 from collections.abc import Mapping
@@ -57,10 +57,11 @@ FAMILIES: Mapping[str, Family] = {
 
 @dataclass(frozen=True, slots=True)
 class DecoderSpec:
-    """Everything that shapes the decoder's arithmetic. windows and rope_layers have one entry a layer.
+    """Everything that shapes the decoder's arithmetic. windows and rope_layers have one entry a
+    layer.
 
-    vocab_size: rows of embedding and head. max_positions: longest sequence the rotary scaling is meant for.
-    initializer_range: standard deviation of random weights.
+    vocab_size: rows of embedding and head. max_positions: longest sequence the rotary scaling is
+    meant for. initializer_range: standard deviation of random weights.
     """
 
     model_type: str
@@ -88,7 +89,8 @@ class DecoderSpec:
 def decoder_spec(config: Mapping[str, Any]) -> DecoderSpec | None:
     """The decoder's shape from a (flat) config, or None when its model_type is not of this family.
 
-    Raises ConfigError for a missing field or a setting of a known family that the decoder cannot compute.
+    Raises ConfigError for a missing field or a setting of a known family that the decoder cannot
+    compute.
     """
     model_type = config.get("model_type", "")
     family = FAMILIES.get(model_type)

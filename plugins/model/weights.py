@@ -1,7 +1,7 @@
 """The decoder's parameters as plain tensors, and where each tensor of a checkpoint goes.
 
-Q, K and V share one matrix, and so do gate and up: a checkpoint's tensors are copied straight into row ranges
-of the merged ones, so that nothing is ever held twice.
+Q, K and V share one matrix, and so do gate and up: a checkpoint's tensors are copied straight into
+row ranges of the merged ones, so that nothing is ever held twice.
 """
 
 from collections.abc import Iterator
@@ -21,7 +21,8 @@ class LayerWeights:
     """One layer. H hidden, I intermediate, D head_dim; matrices are [out, in].
 
     qkv [(Hq + 2 Hkv) * D, H]; o [H, Hq * D]; gate_up [2 I, H]; down [H, I]; norms [H].
-    qk_norm [Hq + Hkv, D] repeats the two head norms for every head, so that one product serves both.
+    qk_norm [Hq + Hkv, D] repeats the two head norms for every head, so that one product serves
+    both.
     """
 
     input_norm: Tensor
@@ -136,7 +137,7 @@ def _rows(
     """The consecutive row ranges of a merged parameter."""
     if merged is None:
         return
-    for name, view in zip(parts, merged.split(list(parts.values())), strict=True):
+    for name, view in zip(parts, torch.split(merged, list(parts.values())), strict=True):
         yield f"{block}.{name}.{kind}", _whole(view)
 
 

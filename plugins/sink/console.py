@@ -1,5 +1,6 @@
 """The table at the end of a run: what was measured, and which plugin decided what."""
 
+from itertools import zip_longest
 from pathlib import Path
 from typing import Any
 
@@ -13,12 +14,13 @@ from core.queries import SinkQuery
 from core.records import RequestRecord, RunInfo, StepRecord
 
 PLAIN_WIDTH = 100  # columns when the output is no terminal
+WIDE = 98  # columns from which the results stand side by side
 LATENCIES = (
-    ("time to first token", "ttft_s"),
-    ("inter-token latency", "itl_s"),
-    ("time per output token", "tpot_s"),
-    ("end to end", "e2e_s"),
-    ("waiting for admission", "queue_s"),
+    ("first token (TTFT)", "ttft_s"),
+    ("token gap (ITL)", "itl_s"),
+    ("per token (TPOT)", "tpot_s"),
+    ("end to end (E2E)", "e2e_s"),
+    ("queueing", "queue_s"),
 )
 ABSENT = "–"
 
@@ -60,25 +62,27 @@ class ConsoleSink:
             f"[bold]{escape(run.name)}[/]  policy [bold]{escape(run.policy)}[/]  seed {run.seed}",
             highlight=False,
         )
-        show(_results(summary))
+        show(_results(summary, self._terminal.width >= WIDE))
         show(_latencies(summary["latency"]))
         if self._show_plugins and summary.get("plugins"):
             show(_plugins(summary["plugins"]))
         show(f"run folder: {escape(str(self._folder))}", highlight=False, soft_wrap=True)
 
 
-def _results(summary: dict[str, Any]) -> Table:
-    """Two pairs of columns: what came out on the left, what memory did on the right."""
-    table = Table(box=SIMPLE_HEAD, pad_edge=False, show_header=False)
-    table.add_column("metric", style="cyan")
-    table.add_column("value", justify="right")
-    table.add_column("metric", style="cyan")
-    table.add_column("value", justify="right")
+def _results(summary: dict[str, Any], wide: bool) -> Table:
+    """What came out and what memory did: side by side, or below each other in a narrow terminal."""
     left, right = _output_rows(summary), _memory_rows(summary)
-    for index in range(max(len(left), len(right))):
-        first = left[index] if index < len(left) else ("", "")
-        second = right[index] if index < len(right) else ("", "")
-        table.add_row(*first, *second)
+    table = Table(box=SIMPLE_HEAD, pad_edge=False, show_header=False)
+    for _ in range(1 + wide):
+        table.add_column(style="cyan")
+        table.add_column(justify="right")
+    if wide:
+        blank = ("", "")
+        for first, second in zip_longest(left, right, fillvalue=blank):
+            table.add_row(*first, *second)
+    else:
+        for row in (*left, *right):
+            table.add_row(*row)
     return table
 
 
@@ -98,7 +102,7 @@ def _output_rows(summary: dict[str, Any]) -> list[tuple[str, str]]:
         ("finish reasons", ", ".join(f"{name} {count}" for name, count in ended.items()) or ABSENT),
         ("batch, mean / peak", _pair(batch["batch_mean"], batch["batch_peak"])),
         ("waiting, mean / peak", _pair(batch["waiting_mean"], batch["waiting_peak"])),
-        ("steps", f"{steps['count']:,} of {_seconds(steps['mean_s'])}"),
+        ("steps", f"{steps['count']:,}, {_seconds(steps['mean_s'])} each"),
         ("planning a step", _seconds(sum(host_us) / 1e6 if host_us else None)),
     ]
 
@@ -114,6 +118,7 @@ def _memory_rows(summary: dict[str, Any]) -> list[tuple[str, str]]:
             "KV reserved, mean / peak",
             f"{_share(kv['reserved_mean'])} / {_share(kv['reserved_peak'])}",
         ),
+        ("wasted slots", _share(waste["total"])),
         ("wasted slots, internal", _share(waste["internal"])),
         ("wasted slots, external", _share(waste["external"])),
         ("prefix hit rate", _share(summary["hit_rate"])),

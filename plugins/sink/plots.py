@@ -13,8 +13,13 @@ from core.records import RequestRecord
 from plugins.sink.series import Series
 
 # Okabe-Ito colours: distinct under colour blindness
-REQUEST, CACHE, FREE = "#0072B2", "#56B4E9", "#EEEEEE"
-MARK, SECOND, MUTED = "#D55E00", "#E69F00", "#555555"
+LAYERS = {
+    "pages_request": ("requests", "#0072B2"),
+    "pages_in_use": ("cached, in use", "#56B4E9"),
+    "pages_evictable": ("cached, evictable", "#A5D8C4"),
+    "pages_free": ("free", "#EEEEEE"),
+}
+LINE, MARK, SECOND, MUTED = "#0072B2", "#D55E00", "#E69F00", "#555555"
 MAX_CURVE_POINTS = 2000
 LONG_TAIL = 30  # a maximum beyond so many medians is drawn on a logarithmic axis
 
@@ -49,12 +54,11 @@ def latency_figure(records: Sequence[RequestRecord], title: str) -> Figure:
 
 
 def _pages(axes: Axes, series: Series) -> None:
-    levels, edges = series.levels, series.edges_s
-    layers = [levels["pages_request"], levels["pages_tree"], levels["pages_free"]]
+    edges = series.edges_s
     bottom = np.zeros(len(edges) - 1)
-    names = ("requests", "prefix cache", "free")
-    for layer, colour, name in zip(layers, (REQUEST, CACHE, FREE), names, strict=True):
-        axes.stairs(bottom + layer, edges, baseline=bottom, fill=True, color=colour, label=name)
+    for name, (label, colour) in LAYERS.items():
+        layer = series.levels[name]
+        axes.stairs(bottom + layer, edges, baseline=bottom, fill=True, color=colour, label=label)
         bottom = bottom + layer
     top = float(bottom.max()) if len(bottom) else 1.0
     counts = series.counts["preemptions"]
@@ -72,7 +76,7 @@ def _pages(axes: Axes, series: Series) -> None:
 def _batch(axes: Axes, series: Series) -> None:
     for name, colour, label in (
         ("waiting", SECOND, "requests waiting"),
-        ("batch", REQUEST, "sequences in the step"),
+        ("batch", LINE, "sequences in the step"),
     ):
         axes.stairs(
             series.levels[name], series.edges_s, baseline=None, color=colour, lw=1.3, label=label
@@ -99,11 +103,11 @@ def _cumulative(axes: Axes, samples_s: NDArray[np.float64], name: str, unit: str
     scale, label = (1e3, "ms") if np.percentile(samples_s, 99) < 1 else (1.0, "s")
     ranks = np.linspace(0, 1, min(len(samples_s), MAX_CURVE_POINTS) + 1)
     curve = np.quantile(samples_s * scale, ranks, method="inverted_cdf")
-    axes.step(curve, ranks, where="post", color=REQUEST, lw=1.6)
+    axes.step(curve, ranks, where="post", color=LINE, lw=1.6)
     marks = [(q, float(np.percentile(samples_s, q)) * scale) for q in (50, 90, 99)]
     for q, value in marks:
         axes.plot([value], [q / 100], "o", color=MARK, ms=4, zorder=3)
-    text = "\n".join(f"p{q}  {value:,.3g} {label}" for q, value in marks)
+    text = "\n".join(f"p{q} {_three_digits(value):>6} {label}" for q, value in marks)
     axes.text(
         0.97,
         0.06,
@@ -124,8 +128,12 @@ def _cumulative(axes: Axes, samples_s: NDArray[np.float64], name: str, unit: str
         axes.set_xlabel(label)
 
 
+def _three_digits(value: float) -> str:
+    return f"{value:,.0f}" if value >= 1000 else f"{value:#.3g}".rstrip(".")
+
+
 def _legend(axes: Axes) -> None:
-    place: dict[str, Any] = {"loc": "lower right", "bbox_to_anchor": (1.0, 1.0), "ncols": 4}
+    place: dict[str, Any] = {"loc": "lower right", "bbox_to_anchor": (1.0, 1.0), "ncols": 5}
     axes.legend(**place, frameon=False, fontsize=8.5, handlelength=1.2, borderaxespad=0.1)
 
 

@@ -7,7 +7,15 @@ from numpy.typing import NDArray
 
 from core.records import StepRecord
 
-LEVELS = ("pages_free", "pages_tree", "pages_request", "batch", "running", "waiting")
+LEVELS = (
+    "pages_free",
+    "pages_evictable",
+    "pages_in_use",
+    "pages_request",
+    "batch",
+    "running",
+    "waiting",
+)
 COUNTS = (
     "prefill_tokens",
     "decode_tokens",
@@ -24,8 +32,9 @@ _MIN_WEIGHT_S = 1e-12  # a step that took no time still shows
 class Series:
     """Columns of equal length n. edges_s float64 [n + 1]: bin i spans edges_s[i] .. edges_s[i + 1].
 
-    levels: time-weighted mean of each of LEVELS in the bin; counts: sum of each of COUNTS; float64
-    [n].
+    levels: time-weighted mean of each of LEVELS in the bin (pages_in_use: of the prefix cache,
+    locked by running sequences; pages_evictable: the rest of it); counts: sum of each of COUNTS;
+    float64 [n].
     """
 
     edges_s: NDArray[np.float64]
@@ -49,7 +58,11 @@ class StepSeries:
             self._start_s = record.start_s
         weight_s = max(record.end_s - record.start_s, _MIN_WEIGHT_S)
         preemptions = sum(choice.kind == "preempted" for choice in record.choices)
-        derived = {"batch": record.num_rows, "preemptions": preemptions}
+        derived = {
+            "batch": record.num_rows,
+            "pages_in_use": record.pages_tree - record.pages_evictable,
+            "preemptions": preemptions,
+        }
         levels = [weight_s * _value(record, name, derived) for name in LEVELS]
         counts = [_value(record, name, derived) for name in COUNTS]
         row = np.array([record.end_s, weight_s, *levels, *counts])

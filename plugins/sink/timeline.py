@@ -62,7 +62,11 @@ class TimelineSink:
         }
         track = self._step_track(record)
         self._span(ENGINE, track, f"step {record.step}", record.start_s, record.end_s, args)
-        pages = {"request": record.pages_request, "cache": record.pages_tree}
+        pages = {
+            "requests": record.pages_request,
+            "cached, in use": record.pages_tree - record.pages_evictable,
+            "cached, evictable": record.pages_evictable,
+        }
         self._counter("KV pages", record.start_s, pages)
         self._counter("sequences in the step", record.start_s, {"batch": record.num_rows})
         self._counter("requests waiting", record.start_s, {"waiting": record.waiting})

@@ -4,10 +4,13 @@ table."""
 import os
 import re
 import warnings
+from io import BytesIO
 from pathlib import Path
 from typing import Any
 
 import wandb
+from matplotlib.figure import Figure
+from PIL import Image
 from wandb.errors import AuthenticationError, CommError, UsageError
 
 from core.config import require
@@ -120,7 +123,7 @@ class WandbSink:
         figures = {"figures/latency": latency_figure(self._records, title)}
         if len(series.edges_s) > 1:
             figures["figures/memory"] = memory_figure(series, title)
-        self._run.log({name: wandb.Image(figure) for name, figure in figures.items()})
+        self._run.log({name: wandb.Image(_bitmap(figure)) for name, figure in figures.items()})
 
 
 def run_config(run: RunInfo) -> dict[str, Any]:
@@ -143,6 +146,13 @@ def flatten(values: dict[str, Any], prefix: str = "") -> dict[str, Any]:
         else:
             flat[name] = value
     return flat
+
+
+def _bitmap(figure: Figure) -> Image.Image:
+    """wandb would draw a Figure through pyplot, which is global state."""
+    png = BytesIO()
+    figure.savefig(png)
+    return Image.open(png)
 
 
 def _start(options: dict[str, Any], mode: Any) -> Any:

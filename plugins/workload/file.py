@@ -3,6 +3,7 @@
 import difflib
 import math
 from collections.abc import Sequence
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -54,10 +55,11 @@ class File:
     A line names its prompt in one of three ways: `prompt` (text), `prompt_token_ids` (ids) or
     `prompt_tokens` (a number: that many random ids under the seed). All other fields are optional
     and mean what they mean in core.request.Request and SamplingParams: request_id (default line-N),
-    arrival_s, priority, client, session, namespace, deadline_s, forced_output, cache; max_tokens
-    (default: forced_output, else 16), temperature and so on. null = not given. chat: wrap text
-    prompts in the tokenizer's chat template. time_scale: arrival and deadline times are multiplied
-    by it (0.5 = twice the load). limit: only the first so many lines.
+    arrival_s, priority, client, session, namespace, deadline_s, forced_output, cache; max_tokens,
+    temperature and so on. null = not given. A line with forced_output and no max_tokens states the
+    longest forced_output of the file as its maximum: policies see that, not the true length. chat:
+    wrap text prompts in the tokenizer's chat template. time_scale: arrival and deadline times are
+    multiplied by it (0.5 = twice the load). limit: only the first so many lines.
     """
 
     def __init__(
@@ -73,42 +75,38 @@ class File:
 
     def requests(self, tokenizer: Any | None, vocab_size: int, seed: int) -> Sequence[Request]:
         """The requests in order of arrival. ConfigError names line, field, rule and value."""
-        draw = stream(seed, "token_ids")
-        requests: list[Request] = []
+        entries = list(islice(read_jsonl(self.path, "workload.path"), self.limit))
+        require(bool(entries), "workload.path", "a file with at least one request", str(self.path))
         lines: dict[str, int] = {}
-        for number, entry in read_jsonl(self.path, "workload.path"):
-            if self.limit is not None and len(requests) == self.limit:
-                break
-            given = {name: value for name, value in entry.items() if value is not None}
-            request = self._request(number, given, tokenizer, vocab_size, draw)
-            first = lines.setdefault(request.request_id, number)
+        given: list[dict[str, Any]] = []
+        for number, entry in entries:
+            fields = {name: value for name, value in entry.items() if value is not None}
+            for name, value in fields.items():
+                self._check(number, name, value)
+            given.append({"request_id": f"line-{number}", **fields})
+            first = lines.setdefault(given[-1]["request_id"], number)
             rule = f"unique (line {first} has it too)"
-            require(first == number, self._at(number, "request_id"), rule, request.request_id)
-            requests.append(request)
-        require(bool(requests), "workload.path", "a file with at least one request", str(self.path))
+            require(first == number, self._at(number, "request_id"), rule, given[-1]["request_id"])
+        longest = max((fields.get("forced_output", 0) for fields in given), default=0)
+        draw = stream(seed, "token_ids")
+        requests = []
+        for (number, _), fields in zip(entries, given, strict=True):
+            prompt = self._prompt(number, fields, tokenizer, vocab_size, draw)
+            requests.append(self._request(number, fields, prompt, longest))
         return sorted(requests, key=lambda request: request.arrival_s)
 
     def _at(self, number: int, field: str) -> str:
         return f"{self.path}, line {number}: {field}"
 
     def _request(
-        self,
-        number: int,
-        given: dict[str, Any],
-        tokenizer: Any | None,
-        vocab_size: int,
-        draw: np.random.Generator,
+        self, number: int, given: dict[str, Any], prompt: NDArray[np.int32], longest: int
     ) -> Request:
-        for name, value in given.items():
-            self._check(number, name, value)
-        prompt = self._prompt(number, given, tokenizer, vocab_size, draw)
         sampling = {name: given[name] for name in SAMPLING_FIELDS if name in given}
         if "forced_output" in given:
-            sampling.setdefault("max_tokens", given["forced_output"])
+            sampling.setdefault("max_tokens", longest)
         if "stop_token_ids" in sampling:
             sampling["stop_token_ids"] = tuple(sampling["stop_token_ids"])
         fields = {name: given[name] for name in REQUEST_FIELDS if name in given}
-        fields.setdefault("request_id", f"line-{number}")
         for name in {"arrival_s", "deadline_s"} & set(fields):
             fields[name] = float(fields[name]) * self.time_scale
         try:

@@ -16,9 +16,10 @@ class Synthetic:
     prompt, output: length distributions in tokens, {kind: fixed, value}, {kind: uniform, low,
     high}, {kind: lognormal, median, sigma, low, high} or {kind: choice, values, weights}. rate:
     Poisson arrivals a second, None = all at once. forced: each request emits exactly its output
-    length, end tokens ignored, so that no policy can win by shorter answers; otherwise the length
-    is only the maximum. num_clients: labels client-0 .. dealt round robin, for fairness studies; 1
-    = no labels.
+    length, end tokens ignored, so that no policy can win by shorter answers. max_tokens: what a
+    request states as its maximum, all that policies see of a forced length; None = the longest
+    output of the run. Without forced, a request's maximum is its output length. num_clients: labels
+    client-0 .. dealt round robin, for fairness studies; 1 = no labels.
     """
 
     def __init__(
@@ -28,6 +29,7 @@ class Synthetic:
         output: Mapping[str, Any] | None = None,
         rate: float | None = None,
         forced: bool = True,
+        max_tokens: int | None = None,
         temperature: float = 0.0,
         num_clients: int = 1,
     ) -> None:
@@ -39,6 +41,7 @@ class Synthetic:
         self.output = output or {"kind": "uniform", "low": 16, "high": 128}
         self.rate = rate
         self.forced = forced
+        self.max_tokens = max_tokens
         self.temperature = temperature
         self.num_clients = num_clients
 
@@ -55,12 +58,15 @@ class Synthetic:
         ids = stream(seed, "token_ids").integers(0, vocab_size, int(prompts.sum()), np.int32)
         parts = np.split(ids, np.cumsum(prompts)[:-1])
         arrivals = arrival_times(num, self.rate, seed)
+        limit = int(outputs.max()) if self.max_tokens is None else self.max_tokens
+        require(limit >= outputs.max(), "workload.max_tokens", f">= {outputs.max()}", limit)
         return [
             Request(
                 request_id=f"{self.name}-{number}",
                 prompt=parts[number],
                 params=SamplingParams(
-                    max_tokens=int(outputs[number]), temperature=self.temperature
+                    max_tokens=limit if self.forced else int(outputs[number]),
+                    temperature=self.temperature,
                 ),
                 arrival_s=arrivals[number],
                 client=f"client-{number % self.num_clients}" if self.num_clients > 1 else "",

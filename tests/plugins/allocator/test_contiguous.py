@@ -28,7 +28,7 @@ def test_bad_page_size_is_refused(page_size):
 
 
 def test_bad_pool_is_refused():
-    with pytest.raises(ConfigError, match="engine.pool_tokens .*, got 17"):
+    with pytest.raises(ConfigError, match=r"engine.pool_tokens .*, got 17"):
         build(17, 16)
 
 

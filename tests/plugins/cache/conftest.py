@@ -14,7 +14,8 @@ class Harness:
 
     def __init__(self, page_size, evictor=None, key_of=page_keys):
         self.page_size = page_size
-        self.evictor = evictor or Lru().build_evictor(EvictorQuery(page_size))
+        default = Lru().build_evictor(EvictorQuery(page_size))
+        self.evictor = default if evictor is None else evictor
         self.tree = Radix().build_prefix_cache(PrefixCacheQuery(page_size, self.evictor))
         self.key_of = key_of
         self.next_page = 1

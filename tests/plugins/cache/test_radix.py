@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 
 from core.errors import InvariantError, PolicyError
+from plugins.cache.lru import LruEvictor
 
 P = 4
 
@@ -150,6 +151,16 @@ def test_parent_becomes_evictable_when_its_last_child_goes(cache):
     assert cache.tree._roots == {}
 
 
+def test_trimmed_leaf_lets_go_of_its_content(cache):
+    cache.store(tokens(*"abcdefghijklmnop"))
+    (node,) = cache.nodes()
+    for left in range(15, 0, -1):
+        cache.tree.evict(1)
+        assert len(node.content) <= 2 * left
+        assert len(cache.match(tokens(*"abcdefghijklmnop")).pages) == left
+    assert len(node.content) <= 2
+
+
 def test_evict_of_nothing_or_less_drops_nothing(cache):
     cache.store(tokens("a"))
     assert len(cache.tree.evict(0)) == len(cache.tree.evict(-3)) == 0
@@ -187,6 +198,7 @@ def test_growing_sequence_stays_one_node(cache):
         cache.tree.check()
     (node,) = cache.nodes()
     assert (node.num_pages, node.locks, handle.num_pages) == (19, 1, 19)
+    assert (node.created, node.last_used) == (1, 19)
     assert cache.match(tokens(*"abcdefghijklmnopqrst")).pages.tolist()[:2] == [1, 3]
 
 
@@ -224,6 +236,55 @@ def test_wrong_shapes_are_refused(cache):
         cache.tree.match(keys, whole[:-1], "")
     with pytest.raises(ValueError, match=r"pages must have one entry a key \(2\), got 1"):
         cache.tree.insert(keys, whole, np.array([1], np.int32), "")
+
+
+class Recorder(LruEvictor):
+    """LRU that insists on the evictor's contract: on offer once, and unchanged while on offer."""
+
+    def __init__(self):
+        super().__init__()
+        self.offered = {}
+
+    def on_insert(self, node):
+        assert node not in self.offered
+        assert 1 <= node.created <= node.last_used
+
+    def on_unlock(self, node):
+        assert node not in self.offered
+        assert node.locks == 0
+        assert not node.children
+        self.offered[node] = (node.num_pages, node.depth_pages, node.last_used, node.hits)
+        super().on_unlock(node)
+
+    def on_lock(self, node):
+        facts = (node.num_pages, node.depth_pages, node.last_used, node.hits)
+        assert self.offered.pop(node) == facts
+        super().on_lock(node)
+
+    def pop(self):
+        node = super().pop()
+        facts = (node.num_pages, node.depth_pages, node.last_used, node.hits)
+        assert self.offered.pop(node) == facts
+        return node
+
+
+def test_node_on_offer_to_the_evictor_never_changes(harness):
+    cache = harness(1, Recorder())
+    random = np.random.default_rng(0)
+    handles = []
+    for _ in range(1500):
+        path = random.integers(0, 3, random.integers(0, 8))
+        move = random.integers(4)
+        if move == 0:
+            handles.append(cache.lock(path))
+        elif move == 1:
+            handles.append(cache.insert(path)[0])
+        elif move == 2 and handles:
+            cache.tree.unlock(handles.pop(random.integers(len(handles))))
+        else:
+            cache.tree.evict(random.integers(6))
+        on_offer = {node for node in cache.nodes() if node.evictable}
+        assert set(cache.evictor.offered) == on_offer
 
 
 class RunsDry:
@@ -266,12 +327,16 @@ def test_evictor_that_offers_a_locked_node_is_named(harness):
     [
         (lambda tree, node: setattr(tree, "num_evictable", 1), "num_evictable must be 2, got 1"),
         (lambda tree, node: setattr(tree, "num_pages", 3), "num_pages must be 2, got 3"),
-        (lambda tree, node: setattr(node, "locks", 1), "locks must be the 0 of live handles, got 1"),
+        (
+            lambda tree, node: setattr(node, "locks", 1),
+            "locks must be the 0 of live handles, got 1",
+        ),
         (lambda tree, node: setattr(node, "evictable", False), "evictable must be True"),
         (lambda tree, node: setattr(node, "depth_pages", 1), "depth_pages must be 2, got 1"),
         (lambda tree, node: setattr(node, "pages", node.pages[[0, 0]]), "stored once"),
         (lambda tree, node: setattr(node, "parent", node), "must name its parent"),
-        (lambda tree, node: setattr(node, "keys", node.keys[::-1]), "stand at its first key"),
+        (lambda tree, node: setattr(node, "first_key", 7), "stand at its first key"),
+        (lambda tree, node: setattr(node, "pages", node.pages[:1]), "of 2 pages must hold as many"),
     ],
 )
 def test_check_finds_damage(cache, damage, text):

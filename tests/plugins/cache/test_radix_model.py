@@ -1,7 +1,7 @@
 """The radix tree with LRU against a model that knows only single pages.
 
-The model is a dict from prefix (tuple of page contents) to page id and last use. Nodes, splits and joins must
-not show: the tree has to evict exactly the pages, in exactly the order, that page-wise LRU would.
+The model is a dict from prefix (tuple of page contents) to page id and last use. Nodes, splits and
+joins must not show: the tree has to evict exactly the pages that page-wise LRU would.
 """
 
 from dataclasses import dataclass
@@ -64,7 +64,9 @@ class Pair:
         handle, num_existing, num_stored = self.tree.insert(*arrays(path), pages, namespace)
         assert (num_existing, num_stored) == (len(there), len(path))
         prefixes = all_prefixes(path, namespace)
-        for prefix, page in zip(prefixes[num_existing:], pages[num_existing:].tolist(), strict=True):
+        for prefix, page in zip(
+            prefixes[num_existing:], pages[num_existing:].tolist(), strict=True
+        ):
             self.entries[prefix] = Entry(page, self.now)
         self.hold(handle, prefixes, touch=True)
 
@@ -124,7 +126,9 @@ class Pair:
 def arrays(path):
     """Page i holds the tokens (path[i], path[i] + 1); its key is path[i]."""
     content = np.array(path, np.int32)
-    tokens = np.repeat(content, PAGE_SIZE) + np.tile(np.arange(PAGE_SIZE, dtype=np.int32), len(path))
+    tokens = np.repeat(content, PAGE_SIZE) + np.tile(
+        np.arange(PAGE_SIZE, dtype=np.int32), len(path)
+    )
     return content.astype(np.uint64), tokens.astype(np.int32)
 
 

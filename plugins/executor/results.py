@@ -1,0 +1,59 @@
+"""Results of a launch between the device and the host."""
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from core.clock import Clock
+from core.launch import LaunchResult, TokenLogprobs
+from plugins.executor.logprobs import Entries
+from plugins.executor.packing import PromptScores
+from plugins.executor.sampler import SamplePlan
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class InFlight:
+    """A launch whose results the host has not read. Host tensors are filled once `event` has
+    passed.
+
+    finished_s: when it was done, known at once where there is no device to wait for.
+    """
+
+    launch_id: int
+    tokens: Tensor
+    samples: SamplePlan
+    logprobs: Entries | None
+    scores: PromptScores | None
+    score_entries: Entries | None
+    event: torch.Event | None
+    finished_s: float | None
+
+    def wait(self, clock: Clock) -> LaunchResult:
+        """The results, waiting for the device if there is one."""
+        if self.event is not None:
+            self.event.synchronize()
+        logprobs: dict[int, TokenLogprobs] = {}
+        if self.logprobs is not None:
+            entries = self.logprobs.to_host(self.samples.num_logprobs.tolist())
+            logprobs = dict(zip(self.samples.asked.tolist(), entries, strict=True))
+        return LaunchResult(
+            launch_id=self.launch_id,
+            tokens=self.tokens.numpy().astype(np.int32),
+            finished_s=clock.now() if self.finished_s is None else self.finished_s,
+            logprobs=logprobs,
+            prompt_logprobs=self._prompt_logprobs(),
+        )
+
+    def _prompt_logprobs(self) -> dict[int, list[TokenLogprobs]]:
+        scores = self.scores
+        if scores is None or self.score_entries is None:
+            return {}
+        entries = iter(
+            self.score_entries.to_host(np.repeat(scores.num_top, scores.num_tokens).tolist())
+        )
+        return {
+            row: [next(entries) for _ in range(count)]
+            for row, count in zip(scores.rows, scores.num_tokens, strict=True)
+        }

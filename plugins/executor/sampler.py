@@ -1,0 +1,192 @@
+"""Draws a launch's tokens on the device, every row by its own parameters.
+
+Order: penalties, biases and minimum-token masks change the logits (log-probabilities are of these);
+then temperature, top-k, top-p and min-p; then the Gumbel-max draw, argmax(score + noise), which
+equals a draw from the softmax of the scores. Greedy rows take a plain argmax; only rows that draw
+spend random numbers, and a filtered row on a CPU only for the tokens that survive, which changes no
+draw."""
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from plugins.executor.filters import Filters, thresholds
+from plugins.executor.logprobs import Entries, score
+from plugins.executor.penalties import PenaltyCounts
+from plugins.executor.philox import gumbel_at, gumbel_rows
+from plugins.executor.rows import SamplingRows
+
+Int64 = NDArray[np.int64]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class SamplePlan:
+    """A launch's k sampled rows: what to upload, and what the host must know to choose its path.
+
+    arrays: see plan_samples. num_logprobs: top entries of each row that asked, in row order.
+    """
+
+    arrays: dict[str, NDArray[Any]]
+    num_rows: int
+    num_random: int
+    num_penalised: int
+    num_edits: int
+    max_top_k: int
+    asked: Int64
+    num_logprobs: Int64
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Samples:
+    """tokens int64 [k] on the device; logprobs of the rows that asked, or None."""
+
+    tokens: Tensor
+    logprobs: Entries | None
+
+
+def plan_samples(rows: SamplingRows, row_ids: Int64, output_positions: Int64) -> SamplePlan:
+    """Gather the parameters of the sampled rows. row_ids, output_positions: int64 [k]."""
+    random = np.flatnonzero(rows.random[row_ids])
+    penalised = np.flatnonzero(rows.penalised[row_ids])
+    asked = np.flatnonzero(rows.asks[row_ids])
+    edits = rows.edits(row_ids, output_positions)
+    arrays: dict[str, NDArray[Any]] = {"sampled_rows": row_ids}
+    max_top_k = 0
+    if len(random):
+        drawing = row_ids[random]
+        arrays |= {
+            "random": random,
+            "seed": rows.seed[drawing],
+            "choice": rows.choice[drawing],
+            "position": output_positions[random],
+            "temperature": rows.temperature[drawing],
+        }
+        filters, max_top_k = _filter_arrays(rows, drawing)
+        arrays |= filters
+    if len(penalised):
+        ids = row_ids[penalised]
+        arrays |= {
+            "penalised": penalised,
+            "repetition": rows.repetition[ids],
+            "presence": rows.presence[ids],
+            "frequency": rows.frequency[ids],
+        }
+    if len(edits.index):
+        arrays |= {"edit_at": edits.index, "edit_token": edits.token, "edit_value": edits.value}
+    if len(asked):
+        arrays["asked"] = asked
+    return SamplePlan(
+        arrays=arrays,
+        num_rows=len(row_ids),
+        num_random=len(random),
+        num_penalised=len(penalised),
+        num_edits=len(edits.index),
+        max_top_k=max_top_k,
+        asked=asked,
+        num_logprobs=rows.logprobs[row_ids[asked]],
+    )
+
+
+def sample(
+    logits: Tensor, plan: SamplePlan, inputs: dict[str, Tensor], penalties: PenaltyCounts
+) -> Samples:
+    """Tokens for logits float32 [k, vocab_size], which it may overwrite. inputs: plan.arrays
+    uploaded."""
+    logits = _adjusted(logits, plan, inputs, penalties)
+    if 0 < plan.num_random == plan.num_rows:
+        tokens = _draw(logits, plan, inputs)
+    else:
+        tokens = logits.argmax(-1)
+        if plan.num_random:
+            drawing = inputs["random"]
+            tokens[drawing] = _draw(logits[drawing], plan, inputs)
+    if plan.num_penalised:
+        penalised = inputs["penalised"]
+        penalties.count(inputs["sampled_rows"][penalised], tokens[penalised])
+    if not len(plan.asked):
+        return Samples(tokens, None)
+    asked = inputs["asked"]
+    return Samples(tokens, score(logits[asked], tokens[asked], int(plan.num_logprobs.max())))
+
+
+def _filter_arrays(rows: SamplingRows, drawing: Int64) -> tuple[dict[str, NDArray[Any]], int]:
+    top_k, top_p = rows.top_k[drawing], rows.top_p[drawing]
+    by_k = (top_k > 0) & (top_k < rows.vocab_size)
+    by_p = ~by_k & (top_p < 1)
+    min_p = rows.min_p[drawing]
+    if not (by_k.any() or by_p.any() or min_p.any()):
+        return {}, 0
+    with np.errstate(divide="ignore"):
+        min_p_log = np.log(min_p)
+    arrays = {
+        "k_rows": np.flatnonzero(by_k),
+        "k_top_k": top_k[by_k],
+        "k_top_p": top_p[by_k],
+        "p_rows": np.flatnonzero(by_p),
+        "p_top_p": top_p[by_p],
+        "min_p_log": min_p_log,
+    }
+    return arrays, int(top_k[by_k].max(initial=0))
+
+
+def _adjusted(
+    logits: Tensor, plan: SamplePlan, inputs: dict[str, Tensor], penalties: PenaltyCounts
+) -> Tensor:
+    if plan.num_penalised:
+        at = inputs["penalised"]
+        factors = [
+            inputs[name].to(torch.float32).unsqueeze(1)
+            for name in ("repetition", "presence", "frequency")
+        ]
+        rows = inputs["sampled_rows"][at]
+        logits = logits.index_copy(0, at, penalties.apply(logits[at], rows, *factors))
+    if plan.num_edits:
+        values = inputs["edit_value"].to(torch.float32)
+        where = (inputs["edit_at"], inputs["edit_token"])
+        logits = logits.index_put(where, values, accumulate=True)
+    return logits
+
+
+def _draw(logits: Tensor, plan: SamplePlan, inputs: dict[str, Tensor]) -> Tensor:
+    """Tokens int64 [r] for the drawing rows' logits float32 [r, vocab_size]."""
+    # The largest becomes 0, so no temperature can overflow; a row of -inf only must not become NaN.
+    peak = logits.amax(-1, keepdim=True).clamp_(min=torch.finfo(torch.float32).min)
+    scores = (logits - peak) / inputs["temperature"].to(torch.float32).unsqueeze(1)
+    keys = inputs["seed"], inputs["position"], inputs["choice"]
+    if "min_p_log" not in inputs:
+        return scores.add_(gumbel_rows(*keys, scores.shape[1])).argmax(-1)
+    filters = Filters(
+        k_rows=inputs["k_rows"],
+        k_top_k=inputs["k_top_k"],
+        k_top_p=inputs["k_top_p"],
+        max_k=plan.max_top_k,
+        p_rows=inputs["p_rows"],
+        p_top_p=inputs["p_top_p"],
+        min_p_log=inputs["min_p_log"],
+    )
+    survives = scores >= thresholds(scores, filters).unsqueeze(1)
+    if not scores.is_cuda:
+        scores.add_(_noise_where(survives, keys))
+    else:  # counting survivors would wait for the device
+        scores.add_(gumbel_rows(*keys, scores.shape[1]))
+    return scores.masked_fill_(~survives, -torch.inf).argmax(-1)
+
+
+def _noise_where(survives: Tensor, keys: tuple[Tensor, Tensor, Tensor]) -> Tensor:
+    """`gumbel_rows` where a token survives, 0 elsewhere in rows of few survivors."""
+    vocab_size = survives.shape[1]
+    noise = torch.zeros(survives.shape, dtype=torch.float32)
+    # A single token costs its whole block of four, and the gathering besides.
+    wide = (survives.sum(-1) > vocab_size // 8).nonzero().squeeze(1)
+    if len(wide):
+        seeds, positions, choices = (key[wide] for key in keys)
+        noise[wide] = gumbel_rows(seeds, positions, choices, vocab_size)
+        survives = survives.index_fill(0, wide, False)
+    row, token = survives.nonzero(as_tuple=True)
+    seeds, positions, choices = (key[row] for key in keys)
+    noise[row, token] = gumbel_at(seeds, positions, choices, token)
+    return noise

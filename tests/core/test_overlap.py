@@ -1,0 +1,107 @@
+"""Launching ahead changes nothing that a policy decides, and no token that a client sees."""
+
+import itertools
+
+import numpy as np
+import pytest
+
+from core.engine import Engine
+from core.request import Request, SamplingParams
+from plugins.admission.prompt_fits import PromptFits
+from plugins.allocator.paged import Paged
+from plugins.batching.chunked import Chunked
+from plugins.batching.prefill_first import PrefillFirst
+from plugins.cache.none import NoCache
+from plugins.cache.radix import Radix
+from plugins.executor.fake import Fake
+from plugins.order.priority import Priority
+from plugins.preemption.evict_shortest import EvictShortest
+from plugins.preemption.last_admitted import LastAdmitted
+from plugins.preemption.priority import PreemptLowestPriority
+from plugins.preemption.random_victim import RandomVictim
+from tests.engine_harness import VOCAB, make_engine
+
+VICTIMS = {
+    "last_admitted": {},
+    "evict_shortest": {"mine": EvictShortest()},
+    "random": {"mine": RandomVictim()},
+    "priority": {"mine": PreemptLowestPriority(), "order_mine": Priority()},
+}
+
+
+def requests(ignore_eos: bool, choices: int) -> list[Request]:
+    rng = np.random.default_rng(0)
+    out = []
+    for index in range(24):
+        prompt = rng.integers(1, VOCAB, rng.integers(1, 80)).astype(np.int32)
+        if index % 3 == 0:
+            prompt[:40] = 7  # a shared prefix
+        params = SamplingParams(
+            max_tokens=int(rng.integers(1, 60)),
+            ignore_eos=ignore_eos,
+            n=int(rng.integers(1, choices + 1)),
+        )
+        out.append(Request(f"r{index}", prompt, params, priority=int(rng.integers(0, 3))))
+    return out
+
+
+def play(engine: Engine, batch: list[Request]) -> list[tuple[object, ...]]:
+    """Everything decided in a run, step by step."""
+    for request in batch:
+        engine.submit(request)
+    decisions = []
+    while engine.has_work:
+        event = engine.step()
+        if event is not None:
+            record = event.record
+            choices = [
+                (c.request_id, c.choice, c.kind, c.plugin, c.reason, c.detail)
+                for c in record.choices
+                if c.kind != "finished"
+            ]
+            decisions.append((record.rows, choices, record.pages_free, record.pages_tree))
+    return decisions
+
+
+@pytest.mark.parametrize("victims", VICTIMS)
+@pytest.mark.parametrize("batching", [Chunked(slice_tokens=32), PrefillFirst()])
+@pytest.mark.parametrize(("cache", "page_size"), [(Radix, 16), (NoCache, 1)])
+def test_overlap_forced_lengths_same_decisions(victims, batching, cache, page_size):
+    plugins = VICTIMS[victims]
+    runs = [
+        play(
+            make_engine(
+                pages=256 // page_size,
+                page_size=page_size,
+                admission=PromptFits(growth_share=0),
+                seqs=8,
+                overlap=overlap,
+                batching=batching,
+                cache=cache(),
+                allocator=Paged(page_size),
+                plugins=plugins,
+            ),
+            requests(ignore_eos=True, choices=3),
+        )
+        for overlap in (False, True)
+    ]
+    assert any(kind == "preempted" for step in runs[0] for _, _, kind, *_ in step[1])
+    for step, (plain, overlapped) in enumerate(itertools.zip_longest(*runs)):
+        assert plain == overlapped, f"step {step}"
+
+
+@pytest.mark.parametrize("preemption", [LastAdmitted(), EvictShortest(), RandomVictim()])
+def test_overlap_end_tokens_same_tokens_per_request(preemption):
+    tokens = []
+    for overlap in (False, True):
+        engine = make_engine(
+            pages=16,
+            admission=PromptFits(growth_share=0),
+            overlap=overlap,
+            preemption=preemption,
+            executor=Fake(vocab_size=VOCAB, end_token_ids=tuple(range(24))),
+        )
+        play(engine, requests(ignore_eos=False, choices=1))
+        tokens.append({k: list(r.choices[0].token_ids) for k, r in engine.records.items()})
+        assert {"stop", "length"} <= {r.finish_reason for r in engine.records.values()}
+    assert tokens[0] == tokens[1]

@@ -1,0 +1,99 @@
+"""The attention plugin: kernels are checked at start and handed the right rows."""
+
+import pytest
+import torch
+
+from core.errors import ConfigError
+from core.hooks import Hooks
+from core.protocols import AttentionBatch
+from core.queries import AttentionQuery
+from kernels.declare import Capabilities, declare
+from kernels.torch_reference import paged_decode, paged_extend
+from plugins.attention.paged import PagedAttention
+
+
+def query(**changes):
+    facts = {"num_q_heads": 4, "num_kv_heads": 2, "head_dim": 64, "dtype": "float32"}
+    return AttentionQuery(**(facts | {"page_size": 16, "device": "cpu"} | changes))
+
+
+def kernel(**limits):
+    capabilities = Capabilities(**({"dtypes": ("float32",), "devices": ("cpu",)} | limits))
+
+    @declare(capabilities)
+    def some_kernel(*arguments):
+        return arguments
+
+    return some_kernel
+
+
+@pytest.mark.parametrize(
+    ("limits", "changes", "message"),
+    [
+        ({}, {"device": "cuda:1"}, "attention.decode: device must be one of cpu .*, got 'cuda'"),
+        ({}, {"dtype": "float16"}, "attention.decode: dtype must be .* float32 .* got 'float16'"),
+        ({"head_dims": (64, 128)}, {"head_dim": 80}, "head_dim must be one of 64, 128 .* got 80"),
+        ({"page_sizes": (16,)}, {"page_size": 1}, "page_size must be one of 16 .*, got 1"),
+        ({"address": "slots"}, {}, "attention.decode must be a block-table kernel .*, got 'slots'"),
+        ({}, {"num_kv_heads": 3}, "num_q_heads must be a multiple of num_kv_heads .3., got 4"),
+    ],
+)
+def test_kernel_that_does_not_fit_is_refused(limits, changes, message):
+    with pytest.raises(ConfigError, match=message):
+        PagedAttention(kernel(**limits), kernel()).build_attention(query(**changes))
+
+
+def test_extend_kernel_is_checked_too():
+    plugin = PagedAttention(kernel(), kernel(head_dims=(128,)))
+    with pytest.raises(
+        ConfigError, match=r"attention\.extend: head_dim must be one of 128 .*some_kernel"
+    ):
+        plugin.build_attention(query())
+
+
+def test_rows_are_split_between_the_kernels():
+    calls = []
+
+    def plan(page_table, context_lens, query_lens, page_size):
+        calls.append((page_table.tolist(), list(context_lens), list(query_lens), page_size))
+        return "planned"
+
+    @declare(Capabilities(("float32",), ("cpu",)), plan=plan)
+    def extend(q, k_cache, v_cache, page_table, context_lens, query_starts, scale, window, plan):
+        calls.append((page_table.tolist(), context_lens.tolist(), query_starts.tolist(), plan))
+        return q
+
+    def decode(q, k_cache, v_cache, page_table, context_lens, scale, window):
+        calls.append((page_table.tolist(), context_lens.tolist(), scale, window))
+        return q
+
+    backend = PagedAttention(decode, extend).build_attention(query())
+    batch = AttentionBatch(
+        page_table=torch.tensor([[1], [2], [3], [4]]),
+        context_lens=torch.tensor([5, 6, 7, 8], dtype=torch.int32),
+        query_starts=torch.tensor([0, 1, 2, 6, 9], dtype=torch.int32),
+        host_context_lens=[5, 6, 7, 8],
+        host_query_lens=[1, 1, 4, 3],
+        num_decode_rows=2,
+        page_size=16,
+    )
+    made = backend.plan(batch)
+    backend.decode(torch.zeros(2, 4, 64), None, None, made, 0.5, None)
+    backend.extend(torch.zeros(7, 4, 64), None, None, made, 0.5, 9)
+    assert calls == [
+        ([[3], [4]], [7, 8], [4, 3], 16),
+        ([[1], [2]], [5, 6], 0.5, None),
+        ([[3], [4]], [7, 8], [0, 4, 7], "planned"),
+    ]
+
+
+def test_hook_build_attention():
+    hooks = Hooks({"attention": PagedAttention(paged_decode, paged_extend)}, {})
+    backend = hooks.build("build_attention", query(dtype="bfloat16", page_size=1))
+    assert backend.name == "kernels.torch_reference.paged_decode"
+    facts = backend.describe()
+    assert facts["extend"]["kernel"] == "kernels.torch_reference.paged_extend"
+    assert facts["decode"]["capabilities"]["address"] == "table"
+    undeclared = PagedAttention(lambda: None, paged_extend, name="mine").build_attention(query())
+    assert undeclared.name == "mine"
+    assert undeclared.describe()["decode"]["capabilities"] == "undeclared"

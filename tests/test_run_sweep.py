@@ -1,0 +1,80 @@
+"""Sweeps: all jobs run, failures are all told, what is done is not done again."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+
+def summaries(folder: Path) -> list[dict]:
+    return [json.loads(file.read_text()) for file in sorted(folder.glob("*/summary.json"))]
+
+
+def job_of(folder: Path, policy: str, seed: int) -> Path:
+    (found,) = folder.glob(f"{policy}-s{seed}-*")
+    return found
+
+
+def test_sweep_runs_every_combination_and_labels_it(probe, tmp_path):
+    outcome = probe("-m", "seed=0,1", "+policy=evict_shortest,last_admitted", "hydra.sweep.dir=s")
+    assert outcome.code == 0
+    found = {(one["policy"], one["seed"]) for one in summaries(tmp_path / "s")}
+    assert found == {(p, s) for p in ("evict_shortest", "last_admitted") for s in (0, 1)}
+    for one in summaries(tmp_path / "s"):
+        assert one["hooks"]["decide_preemption"] == one["policy"]
+    last = job_of(tmp_path / "s", "last_admitted", 1)
+    manifest = json.loads((last / "manifest.json").read_text())
+    assert manifest["sweep"] == {"folder": "s", "position": 3}
+    assert manifest["overrides"][-2:] == ["seed=1", "+policy=last_admitted"]
+
+
+def test_sweep_tells_of_every_failure_and_runs_the_rest(probe, tmp_path):
+    outcome = probe("-m", "engine.max_num_seqs=8,0,-1", "hydra.sweep.dir=s")
+    assert outcome.code == 1
+    report = outcome.err[outcome.err.index("2 failed") :]
+    for value in (0, -1):
+        assert f"engine.max_num_seqs={value}\n" in report
+        assert f"engine.max_num_seqs must be >= 1, got {value}\n" in report
+    assert len(summaries(tmp_path / "s")) == 1
+    errors = [json.loads(file.read_text()) for file in (tmp_path / "s").glob("*/error.json")]
+    assert {error["overrides"][-1] for error in errors} == {
+        "engine.max_num_seqs=0",
+        "engine.max_num_seqs=-1",
+    }
+
+
+def test_sweep_goes_on_after_a_fault_of_a_plugin(probe, tmp_path):
+    outcome = probe("-m", "seed=0,1,2", "mode.fails_on_seed=1", "hydra.sweep.dir=s")
+    assert outcome.code == 1
+    assert "ZeroDivisionError: probe was told to fail" in outcome.err
+    assert [one["seed"] for one in summaries(tmp_path / "s")] == [0, 2]
+    error = json.loads((job_of(tmp_path / "s", "default", 1) / "error.json").read_text())
+    assert "Traceback" in error["traceback"]
+
+
+def test_sweep_again_skips_what_is_done_and_repeats_what_failed(probe, tmp_path):
+    arguments = ("-m", "seed=0,1", "mode.fails_on_seed=1", "hydra.sweep.dir=s")
+    assert probe(*arguments).code == 1
+    done, failed = (job_of(tmp_path / "s", "default", seed) for seed in (0, 1))
+    before = (done / "summary.json").stat().st_mtime_ns
+    error = (failed / "error.json").stat().st_mtime_ns
+    outcome = probe(*arguments)
+    assert outcome.code == 1
+    assert outcome.err.count("done before, skipped") == 1
+    assert (done / "summary.json").stat().st_mtime_ns == before
+    assert (failed / "error.json").stat().st_mtime_ns > error
+
+
+@pytest.mark.parametrize(
+    ("arguments", "policies"),
+    [
+        ((), {"last_admitted", "evict_shortest", "random"}),
+        (("+policy=mine,fcfs",), {"mine", "fcfs"}),
+    ],
+    ids=["its own set", "another set"],
+)
+def test_experiment_sweeps_without_m(probe, tmp_path, arguments, policies):
+    outcome = probe("+experiment=preemption", "seed=7", "hydra.sweep.dir=s", *arguments)
+    assert outcome.code == 0
+    found = [(one["policy"], one["seed"]) for one in summaries(tmp_path / "s")]
+    assert sorted(found) == sorted((policy, 7) for policy in policies)
