@@ -45,27 +45,25 @@ class PageLedger:
 
     def take(self, pages: Pages, by: str) -> None:
         """FREE -> REQUEST with one reference. Raises InvariantError naming `by`, the allocator."""
-        inside = len(pages) == 0 or (pages.min() > 0 and pages.max() <= self.num_pages)
-        if not inside or (self.classes[pages] != PageClass.FREE).any():
-            raise InvariantError(f"{by} handed out pages that are not free: {self._bad(pages)}")
+        self._require(pages, PageClass.FREE, f"{by} handed out")
         self.classes[pages] = PageClass.REQUEST
         self.refs[pages] += 1
-        if (self.refs[pages] != 1).any() or len(np.unique(pages)) != len(pages):
-            raise InvariantError(f"{by} handed out a page twice: {sorted(pages.tolist())}")
         self.num_free -= len(pages)
         self.request_refs += len(pages)
 
     def share(self, pages: Pages) -> None:
         """One more sequence uses `pages`."""
-        if len(pages) and self.classes[pages].min() < PageClass.TREE:
-            raise InvariantError(f"shared pages that nobody owns: {self._bad(pages)}")
+        inside = len(pages) == 0 or (pages.min() > 0 and pages.max() <= self.num_pages)
+        if not inside or (len(pages) and self.classes[pages].min() < PageClass.TREE):
+            raise InvariantError(f"shared pages that nobody owns: {self._named(pages)}")
         self.refs[pages] += 1
         self.request_refs += int((self.classes[pages] == PageClass.REQUEST).sum())
 
     def drop(self, pages: Pages) -> Pages:
         """A sequence lets go of `pages`; returns those that became FREE."""
         if len(pages) and self.refs[pages].min() < 1:
-            raise InvariantError(f"pages dropped more often than used: {self._bad(pages)}")
+            unused = pages[self.refs[pages] < 1]
+            raise InvariantError(f"pages dropped more often than used: {self._named(unused)}")
         self.refs[pages] -= 1
         owned = pages[self.classes[pages] == PageClass.REQUEST]
         self.request_refs -= len(owned)
@@ -73,8 +71,7 @@ class PageLedger:
 
     def to_tree(self, pages: Pages) -> None:
         """REQUEST -> TREE: the prefix cache took them over; users stay users."""
-        if (self.classes[pages] != PageClass.REQUEST).any():
-            raise InvariantError(f"the cache took pages that no request owned: {self._bad(pages)}")
+        self._require(pages, PageClass.REQUEST, "the cache took")
         self.classes[pages] = PageClass.TREE
         self.num_tree += len(pages)
         self.request_refs -= int(self.refs[pages].sum())
@@ -82,8 +79,7 @@ class PageLedger:
     def from_tree(self, pages: Pages) -> Pages:
         """The cache dropped `pages`; returns those that became FREE. Pages in use stay with their
         users."""
-        if (self.classes[pages] != PageClass.TREE).any():
-            raise InvariantError(f"the cache dropped pages it does not own: {self._bad(pages)}")
+        self._require(pages, PageClass.TREE, "the cache dropped")
         self.classes[pages] = PageClass.REQUEST
         self.num_tree -= len(pages)
         self.request_refs += int(self.refs[pages].sum())
@@ -94,7 +90,18 @@ class PageLedger:
         self.num_free += len(pages)
         return pages
 
-    def _bad(self, pages: Pages) -> list[str]:
+    def _require(self, pages: Pages, owner: PageClass, who: str) -> None:
+        """Raise InvariantError, changing nothing, unless `pages` are distinct ids of a class."""
+        outside = (pages < 1) | (pages > self.num_pages)
+        wrong = self.classes[np.where(outside, 0, pages)] != owner
+        if wrong.any():
+            named = self._named(pages[wrong])
+            raise InvariantError(f"{who} pages that are not {owner.name}: {named}")
+        if len(np.unique(pages)) != len(pages):
+            raise InvariantError(f"{who} a page twice: {sorted(pages.tolist())}")
+
+    def _named(self, pages: Pages) -> str:
         inside = [p for p in pages.tolist() if 0 <= p <= self.num_pages]
         named = [f"{p} ({PageClass(self.classes[p]).name}, {self.refs[p]} users)" for p in inside]
-        return named[:8] + [str(p) for p in pages.tolist() if not 0 <= p <= self.num_pages][:8]
+        outside = [f"{p} (no such page)" for p in pages.tolist() if not 0 <= p <= self.num_pages]
+        return ", ".join(named[:8] + outside[:8])

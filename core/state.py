@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from core.clock import Clock
 from core.config import EngineConfig
-from core.errors import RequestError
+from core.errors import PolicyError, RequestError
 from core.hooks import Hooks
 from core.memory import KVMemory
 from core.protocols import LengthPredictor
@@ -224,5 +224,7 @@ class EngineState:
         record = self.live[sequence.request.request_id].record
         known = int(self.table.known[sequence.slot])
         query = CacheAdmissionQuery(sequence.request, known, record.cached_tokens, self.now_s)
-        decision: CacheAdmissionDecision = self.hooks.decide_cache_admission(query)
+        decision: CacheAdmissionDecision | None = self.hooks.decide_cache_admission(query)
+        if decision is None:
+            raise PolicyError("no plugin answers decide_cache_admission")
         return decision.admit

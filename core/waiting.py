@@ -116,6 +116,11 @@ class WaitingQueue:
 
 
 def _checked_keys(decision: OrderDecision, num: int, plugin: str) -> NDArray[np.float64]:
+    hold = decision.hold
+    if not isinstance(hold, Hold) and not (isinstance(hold, (int, float)) and hold == hold):
+        raise PolicyError(
+            f"decide_order of {plugin}: hold must be a Hold or a time in seconds, got {hold!r}"
+        )
     keys = np.asarray(decision.keys, np.float64)
     keys = keys[:, None] if keys.ndim == 1 else keys
     if keys.ndim != 2 or keys.shape[0] != num:

@@ -1,7 +1,7 @@
 """An engine on the scripted executor, and scenarios in the notation of public bug reports.
 
 `t3 A(p=40, o=8)` becomes `Arrival(3, "A", 40, 8)`: request A comes before step 3 with 40 prompt
-tokens and asks for 8, end tokens ignored. `shares=("A", 32)` takes its first 32 prompt tokens from A.
+tokens and asks for 8, end tokens ignored. `shares=("A", 32)`: its first 32 tokens are those of A.
 """
 
 import zlib
@@ -85,7 +85,7 @@ def prompt(name: str, length: int) -> np.ndarray:
 
 @dataclass(frozen=True)
 class Arrival:
-    """One request of a scenario. params, fields: further arguments of SamplingParams and Request."""
+    """One request of a scenario. params, fields: more arguments of SamplingParams and Request."""
 
     step: int
     name: str
@@ -99,7 +99,7 @@ class Arrival:
         ids = prompt(self.name, self.prompt_tokens)
         if self.shares:
             other, count = self.shares
-            ids[:count] = prompt(other, count)
+            ids[:count] = prompt(other, count)[: len(ids)]
         params = {"max_tokens": self.output_tokens, "ignore_eos": True} | self.params
         fields = {"arrival_s": now_s} | self.fields
         return Request(self.name, ids, SamplingParams(**params), **fields)

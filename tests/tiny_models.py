@@ -105,7 +105,8 @@ def save_tokenizer(folder: Path | str, num_tokens: int = VOCAB_SIZE) -> None:
         unk_token="<unk>",
     )
     fast.chat_template = (
-        "{% for message in messages %}{{ message['role'] }} {{ message['content'] }} </s> {% endfor %}"
+        "{% for message in messages %}"
+        "{{ message['role'] }} {{ message['content'] }} </s> {% endfor %}"
         "{% if add_generation_prompt %}assistant{% endif %}"
     )
     fast.save_pretrained(folder)
@@ -134,8 +135,8 @@ def reference_generate(
     *,
     ignore_eos: bool = False,
 ) -> list[list[int]]:
-    """New tokens of `transformers.generate`, greedy, float32, one prompt at a time; the end token
-    included."""
+    """New tokens of greedy `transformers.generate` in float32, one prompt at a time; an end token
+    is included."""
     model = reference_model(folder)
     if ignore_eos:
         model.generation_config.eos_token_id = None

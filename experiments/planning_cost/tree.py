@@ -56,7 +56,9 @@ def measure(num_pages: int) -> tuple[float, float, float]:
     youngest = prompts[len(prompts) // 2 :]
     use, insert, evict = [], [], []
     for _ in range(ROUNDS):
-        batch = [youngest[i] for i in random.integers(0, len(youngest), samples).tolist()]
+        drawn = [youngest[i] for i in random.integers(0, len(youngest), samples).tolist()]
+        # Copies: a request's own tokens are fresh in the caches, the tree's need not be.
+        batch = [(keys.copy(), tokens.copy()) for keys, tokens in drawn]
         longer = [with_page(prompt, random) for prompt in batch]
         use.append(time_us(batch, lambda prompt: use_prompt(tree, prompt)))
         insert.append(time_us(longer, Inserter(tree, 2 * num_pages)))

@@ -122,7 +122,7 @@ def _memory_rows(summary: dict[str, Any]) -> list[tuple[str, str]]:
         ("wasted slots, internal", _share(waste["internal"])),
         ("wasted slots, external", _share(waste["external"])),
         ("prefix hit rate", _share(summary["hit_rate"])),
-        ("preemptions", f"{summary['preemptions']} of {summary['requests_preempted']} requests"),
+        ("preemptions", f"{summary['preemptions']} (of {summary['requests_preempted']} requests)"),
         ("recomputed tokens", f"{tokens['recomputed']:,} (tax {tax})"),
         ("prefilled twice", f"{tokens['duplicate_prefill']:,} tokens"),
         ("evicted pages", f"{summary['evicted_pages']:,}"),

@@ -13,7 +13,7 @@ from core.config import Records
 from core.hookspecs import hookimpl
 from core.queries import SinkQuery
 from core.records import RequestRecord, RunInfo, StepRecord
-from plugins.sink.rows import REQUEST_COLUMNS, plain, request_row, step_fields
+from plugins.sink.rows import REQUEST_COLUMNS, plain, request_row, step_fields, to_json
 
 # column of tokens.npz -> (array code, dtype)
 _TOKEN_COLUMNS = {
@@ -66,8 +66,7 @@ class FilesSink:
     def step(self, record: StepRecord) -> None:
         """Append one line to steps.jsonl."""
         if self._steps is not None:
-            line = json.dumps(step_fields(record), default=plain, separators=(",", ":"))
-            self._steps.write(line + "\n")
+            self._steps.write(to_json(step_fields(record)) + "\n")
 
     def request(self, record: RequestRecord) -> None:
         """Append one row to requests.csv and keep its tokens."""

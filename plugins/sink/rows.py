@@ -1,5 +1,6 @@
 """Records as rows: what files, the wandb table and figures have in common."""
 
+import json
 from typing import Any
 
 import numpy as np
@@ -57,8 +58,18 @@ def step_fields(record: StepRecord) -> dict[str, Any]:
     return fields
 
 
+def to_json(value: Any) -> str:
+    """Compact JSON on one line; anything that `plain` can turn into values is allowed."""
+    return _ENCODER.encode(value)
+
+
 def plain(value: Any) -> Any:
     """`default=` for json.dumps: numpy scalars and arrays as Python values, the rest as text."""
     if isinstance(value, np.generic | np.ndarray):
         return value.tolist()
     return str(value)
+
+
+_ENCODER = json.JSONEncoder(
+    default=plain, separators=(",", ":")
+)  # built once: a step writes several

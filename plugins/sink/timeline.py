@@ -5,7 +5,6 @@ microseconds. Process 1 holds the engine: one span a step, and counters. Process
 for each token stream with spans waiting, prefill, decode and preempted.
 """
 
-import json
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +12,7 @@ from core.config import Records
 from core.hookspecs import hookimpl
 from core.queries import SinkQuery
 from core.records import Choice, ChoiceRecord, RequestRecord, RunInfo, StepRecord
-from plugins.sink.rows import plain
+from plugins.sink.rows import to_json
 
 ENGINE, REQUESTS = 1, 2
 STATES = ("admitted", "resumed", "preempted")
@@ -162,7 +161,7 @@ class TimelineSink:
 
     def _event(self, event: dict[str, Any]) -> None:
         self._file.write("" if self._first else ",\n")
-        self._file.write(json.dumps(event, default=plain, separators=(",", ":")))
+        self._file.write(to_json(event))
         self._first = False
 
     def _finish(self) -> None:

@@ -53,6 +53,7 @@ def test_cuda_tokens_equal_cpu_tokens(page_size, overlap):
     np.testing.assert_allclose(*scored, atol=1e-4)
 
 
+@pytest.mark.filterwarnings("ignore:Synchronization debug mode is a prototype")
 def test_cuda_launch_does_not_wait():
     executor = TorchRunner().build_executor(executor_query(ToyModel(device="cuda")))
     core = Driver(executor)

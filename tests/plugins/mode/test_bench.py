@@ -173,6 +173,29 @@ def test_records_below_full_leave_rows_out_and_keep_the_batch_size(tmp_path: Pat
     assert summary["batch"]["batch_mean"] > 1
 
 
+def test_progress_stays_silent_without_a_terminal(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    session = make_session(tmp_path, pressing())
+    session.progress = True
+    Bench().run(session)
+    assert capsys.readouterr().err == ""
+
+
+def test_progress_shows_what_is_done_in_a_terminal(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("sys.stderr.isatty", lambda: True)
+    monkeypatch.setattr("plugins.mode.progress.EVERY_S", 0.0)
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    session = make_session(tmp_path, pressing())
+    session.progress = True
+    Bench().run(session)
+    shown = capsys.readouterr().err
+    assert "12/12" in shown
+    assert "preemption" in shown
+
+
 def test_unknown_lock_is_refused() -> None:
     with pytest.raises(ConfigError, match=r"mode.lock must be one of fail, wait, off, got 'no'"):
         Bench(lock="no")
