@@ -11,8 +11,8 @@ from omegaconf import MISSING, DictConfig, OmegaConf
 
 from conf.folders import policy_label, register_resolvers
 from conf.schema import check_top_level, read_settings, register_schema
+from conf.settings import ClockKind, RunConfig
 from core.clock import Clock, RealClock, VirtualClock
-from core.config import ClockKind, RunConfig
 from core.errors import ConfigError
 
 PLUGIN_GROUPS = ("model", "batching", "allocator", "cache", "attention", "executor")

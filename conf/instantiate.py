@@ -14,8 +14,6 @@ from omegaconf.errors import OmegaConfBaseException
 from conf.schema import unknown_key
 from core.errors import ConfigError, TritiumError
 
-SPECIAL = ("_target_", "_recursive_", "_convert_", "_partial_", "_args_")
-
 
 def build(path: str, node: Mapping[str, Any]) -> Any:
     """The object that `node` (resolved, plain values) describes, from `path` in the config.
@@ -28,11 +26,14 @@ def build(path: str, node: Mapping[str, Any]) -> Any:
         raise ConfigError(
             f"{path} must have a _target_ naming a class (module.Class), got {node!r}"
         )
-    arguments = checked_arguments(path, _locate(path, target), node)
+    found = _locate(path, target)
+    arguments = checked_arguments(path, found, node)
     try:
-        return instantiate({"_target_": target, **arguments}, _convert_="all")
-    except InstantiationException as error:
-        raise _refusal(path, error) from error
+        return found(**arguments)
+    except TritiumError:
+        raise
+    except (TypeError, ValueError) as error:
+        raise ConfigError(f"{path}: {error}") from error
 
 
 def checked_arguments(path: str, target: type, node: Mapping[str, Any]) -> dict[str, Any]:
@@ -40,7 +41,7 @@ def checked_arguments(path: str, target: type, node: Mapping[str, Any]) -> dict[
     loses nothing ("0.5" for a float). Raises ConfigError as `build` does."""
     parameters = inspect.signature(target).parameters
     known = [name for name, one in parameters.items() if one.kind is not one.VAR_KEYWORD]
-    given = {str(key): value for key, value in node.items() if key not in SPECIAL}
+    given = {str(key): value for key, value in node.items() if key != "_target_"}
     if len(known) == len(parameters):
         for key in given:
             if key not in known:
@@ -62,7 +63,7 @@ def checked_arguments(path: str, target: type, node: Mapping[str, Any]) -> dict[
 
 def _converted(path: str, value: Any, hint: Any) -> Any:
     if isinstance(value, Mapping) and "_target_" in value:
-        return value  # an object of its own, such as a kernel
+        return _nested(path, value)
     hint = _supported(hint)
     holder = make_dataclass("Holder", [("value", hint, field(default=MISSING))])
     try:
@@ -74,6 +75,14 @@ def _converted(path: str, value: Any, hint: Any) -> Any:
     except OmegaConfBaseException:
         name = getattr(hint, "__name__", str(hint)) if not get_args(hint) else str(hint)
         raise ConfigError(f"{path} must be {name}, got {value!r}") from None
+
+
+def _nested(path: str, node: Mapping[str, Any]) -> Any:
+    """An object among the arguments, such as a kernel: whatever Hydra can instantiate."""
+    try:
+        return instantiate(node, _convert_="all")
+    except InstantiationException as error:
+        raise ConfigError(f"{path}: {error.__cause__ or error}") from error
 
 
 def _supported(hint: Any) -> Any:
@@ -94,15 +103,3 @@ def _locate(path: str, target: str) -> type:
     if not isinstance(found, type):
         raise ConfigError(f"{rule}, got {target!r}, a {type(found).__name__}")
     return found
-
-
-def _refusal(path: str, error: InstantiationException) -> Exception:
-    cause = error.__cause__
-    if isinstance(cause, TritiumError):
-        return cause
-    if isinstance(cause, (TypeError, ValueError)):
-        return ConfigError(f"{path}: {cause}")
-    if cause is None or isinstance(cause, ImportError):
-        return ConfigError(f"{path}: {cause or error}")
-    cause.add_note(f"raised while building {path}")
-    return cause if isinstance(cause, Exception) else error

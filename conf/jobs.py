@@ -30,19 +30,19 @@ def command_line(job: Callable[[], Any]) -> int:
     1 with one message for whatever a user can mend. Faults of a plugin keep their traceback, and so
     does everything under HYDRA_FULL_ERROR=1.
     """
-    wants_traceback = os.environ.get(FULL_ERROR) == "1"
+    before = os.environ.get(FULL_ERROR, "0")
     os.environ[FULL_ERROR] = "1"  # Hydra hands its errors to us instead of printing them
     try:
         register()
         sys.argv[1:] = prepare(sys.argv[1:])
         job()
     except MENDABLE as error:
-        if wants_traceback:
+        if before == "1":
             raise
         sys.stderr.write(_message(error, sys.argv[1:]) + "\n")
         return 1
     finally:
-        os.environ[FULL_ERROR] = "1" if wants_traceback else "0"
+        os.environ[FULL_ERROR] = before
     return 0
 
 

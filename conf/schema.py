@@ -1,4 +1,4 @@
-"""The typed part of the config: RunConfig of core/config.py, as a node open to further keys."""
+"""The typed part of the config: RunConfig of conf/settings.py, as a node open to further keys."""
 
 from dataclasses import fields
 from difflib import get_close_matches
@@ -7,7 +7,8 @@ from typing import Any
 from hydra.core.config_store import ConfigStore
 from omegaconf import DictConfig, OmegaConf
 
-from core.config import EngineConfig, RunConfig
+from conf.settings import RunConfig
+from core.config import EngineConfig
 from core.errors import ConfigError
 
 GROUPS = (

@@ -1,2 +1,1 @@
-"""The engine core: requests, page ledger, step planning, hook contract. Standard library, numpy and
-pluggy only."""
+"""The engine core. Imports the standard library, numpy and pluggy alone."""

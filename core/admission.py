@@ -1,23 +1,17 @@
-"""Who starts: order the waiting, let a policy displace for the first of them, admit until a
-refusal."""
+"""Who starts: order the waiting, maybe displace for the first, admit until a refusal."""
 
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 from numpy.typing import NDArray
 
 from core.errors import PolicyError
 from core.memory import Look
-from core.queries import (
-    AdmissionDecision,
-    AdmissionQuery,
-    Cause,
-    PreemptionDecision,
-    PreemptionQuery,
-    Verdict,
-)
+from core.preemption import ask_victims, preempt
+from core.queries import AdmissionDecision, AdmissionQuery, Cause, Verdict
 from core.records import StepRecord
-from core.request import SLOT_MASK, Sequence
+from core.request import Sequence
 from core.state import CORE, EngineState
 
 MAX_CANDIDATES = 256  # a policy may SKIP this many a step: bounds the step's time under long queues
@@ -53,7 +47,7 @@ class Admission:
             return admitted
         index = skipped = 0
         while index < len(state.waiting) and skipped < MAX_CANDIDATES:
-            verdict = self._consider(self._sequence(state.waiting.at(index)), record, admitted)
+            verdict = self._consider(state.table.of(state.waiting.at(index)), record, admitted)
             if verdict is Verdict.WAIT:
                 break
             if verdict is Verdict.SKIP:
@@ -92,21 +86,13 @@ class Admission:
                 cached_tokens=entry.cached_tokens,
             )
 
-    def _sequence(self, id: int) -> Sequence:
-        return self._state.table.at(id & SLOT_MASK)
-
     def _refresh(self, record: StepRecord) -> None:
         state = self._state
-        state.waiting.refresh(
-            state.hooks.decide_order,
-            lambda: state.who("decide_order"),
-            self._cached_tokens,
-            state.now_s,
-            record.step,
-        )
+        decide = partial(state.hooks.decide, "decide_order")
+        state.waiting.refresh(decide, self._cached_tokens, state.now_s, record.step)
 
     def _cached_tokens(self, ids: NDArray[np.int64]) -> NDArray[np.int32]:
-        looks = (self._state.memory.look(self._sequence(one)) for one in ids.tolist())
+        looks = (self._state.memory.look(self._state.table.of(one)) for one in ids.tolist())
         return np.fromiter((look.cached_tokens for look in looks), np.int32, len(ids))
 
     def _consider(
@@ -117,9 +103,11 @@ class Admission:
             reason = f"all {state.config.max_num_seqs} slots (engine.max_num_seqs) are taken"
             state.note(record, sequence, "refused", CORE, reason)
             return Verdict.WAIT
+        if state.table.in_flight[sequence.slot]:
+            state.note(record, sequence, "refused", CORE, "its latest token is still in flight")
+            return Verdict.WAIT
         look = state.memory.look(sequence)
-        decision = self._ask(sequence, look, record.step)
-        plugin = state.who("decide_admission")
+        decision, plugin = self._ask(sequence, look, record.step)
         if decision.verdict is Verdict.ADMIT:
             if state.memory.start(sequence, look):
                 state.run(sequence)
@@ -135,7 +123,7 @@ class Admission:
             record.external_tokens = unusable * state.memory.page_size
         return decision.verdict
 
-    def _ask(self, sequence: Sequence, look: Look, step: int) -> AdmissionDecision:
+    def _ask(self, sequence: Sequence, look: Look, step: int) -> tuple[AdmissionDecision, str]:
         state, memory = self._state, self._state.memory
         running = state.table.view(state.running)
         promised = -(-(running.known + running.in_flight) // memory.page_size) - running.pages_held
@@ -158,15 +146,12 @@ class Admission:
             now_s=state.now_s,
             step=step,
         )
-        decision: AdmissionDecision | None = state.hooks.decide_admission(query)
-        if decision is None:
-            raise PolicyError("no plugin answers decide_admission")
+        decision, plugin = state.hooks.decide("decide_admission", query)
         if not isinstance(decision.verdict, Verdict):
             raise PolicyError(
-                f"decide_admission of {state.who('decide_admission')}: verdict must be a Verdict,"
-                f" got {decision.verdict!r}"
+                f"decide_admission of {plugin}: verdict must be a Verdict, got {decision.verdict!r}"
             )
-        return decision
+        return decision, plugin
 
     def _no_run(self, look: Look) -> str:
         need = self._state.memory.allocator.reserved_at_admission(
@@ -180,34 +165,17 @@ class Admission:
         state = self._state
         if not state.hooks.displaces or not len(state.running):
             return None
-        head = self._sequence(state.waiting.at(0))
+        head = state.table.of(state.waiting.at(0))
         cause, short = self._blocked(head)
         if cause is None:
             return None
-        query = PreemptionQuery(
-            cause=cause,
-            candidates=state.table.view(state.running),
-            pages_short=short,
-            beneficiary=state.table.view(np.array([head.slot])),
-            random=np.random.default_rng([state.seed & 0xFFFFFFFF, record.step]),
-            now_s=state.now_s,
-            step=record.step,
-        )
-        decision: PreemptionDecision | None = state.hooks.decide_preemption(query)
-        if decision is None or not len(decision.victims):
-            return None
-        for victim in check_victims(state, decision, query):
+        victims, reason = ask_victims(state, record, cause, short, head)
+        for victim in victims:
             if self._blocked(head)[0] is None:
                 break
-            preempt(
-                state,
-                self._sequence(victim),
-                cause,
-                decision.reason,
-                record,
-                head.request.request_id,
-            )
-        return head
+            beneficiary = head.request.request_id
+            preempt(state, record, victim, cause, reason, beneficiary=beneficiary)
+        return head if victims else None
 
     def _blocked(self, head: Sequence) -> tuple[Cause | None, int]:
         state = self._state
@@ -216,36 +184,3 @@ class Admission:
         look = state.memory.look(head)
         short = look.pages_needed - state.memory.ledger.num_free - look.pages_evictable
         return (Cause.DISPLACE, short) if short > 0 else (None, 0)
-
-
-def check_victims(
-    state: EngineState, decision: PreemptionDecision, query: PreemptionQuery
-) -> list[int]:
-    """The decision's victims as ids. Raises PolicyError unless they are distinct candidates."""
-    victims = np.asarray(decision.victims)
-    allowed = np.isin(victims, query.candidates.id)
-    plugin = state.who("decide_preemption")
-    if victims.ndim != 1 or not allowed.all():
-        raise PolicyError(
-            f"decide_preemption of {plugin}: victims must be ids of candidates, got {victims[~allowed][:4]}"
-        )
-    ids: list[int] = victims.tolist()
-    if len(set(ids)) != len(ids):
-        raise PolicyError(f"decide_preemption of {plugin}: victims must be distinct, got {ids}")
-    return ids
-
-
-def preempt(
-    state: EngineState,
-    sequence: Sequence,
-    cause: Cause,
-    reason: str,
-    record: StepRecord,
-    beneficiary: str | None = None,
-) -> None:
-    """Preempt one sequence and write down who decided so, why, and what it cost."""
-    freed, lost = state.preempt(sequence)
-    detail = {"cause": cause.value, "pages_freed": freed, "lost_tokens": lost}
-    if beneficiary is not None:
-        detail["beneficiary"] = beneficiary
-    state.note(record, sequence, "preempted", state.who("decide_preemption"), reason, **detail)

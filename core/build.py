@@ -52,7 +52,7 @@ def build_engine(
     page_size = allocator.page_size
     evictor = hooks.build("build_evictor", EvictorQuery(page_size))
     prefix_cache = hooks.build("build_prefix_cache", PrefixCacheQuery(page_size, evictor))
-    # Rows of the launch in flight stay taken while others start: twice the running is always enough.
+    # Rows of the launch in flight stay taken while others start: twice the running is enough.
     num_rows = 2 * config.max_num_seqs
     table = SequenceTable(max_model_len)
     memory = KVMemory(allocator, prefix_cache, table, num_rows, max_model_len)

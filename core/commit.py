@@ -26,7 +26,7 @@ class Committer:
         self._model_ends = np.array(state.model_end_tokens, np.int32)
 
     def settle(self, launch: Launch, ids: NDArray[np.int64], record: StepRecord) -> None:
-        """Publish finished prompt pages, fork choices, release sequences that reached their limit."""
+        """Publish finished prompt pages, fork choices, release who reached their limit."""
         state, table = self._state, self._state.table
         slots = ids & SLOT_MASK
         prompt, ends = table.prompt[slots], launch.first_positions + launch.num_tokens

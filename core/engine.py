@@ -4,7 +4,6 @@ from collections import deque
 from dataclasses import dataclass, field
 from threading import Lock
 from time import perf_counter
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -90,7 +89,7 @@ class Engine:
         self._inbox.append(request_id)
 
     def step(self) -> StepEvent | None:
-        """One iteration. With overlap the event is the previous launch's. None: nothing happened."""
+        """One iteration. With overlap the event is the previous launch's. None: nothing to tell."""
         if self._unsent is not None:
             record, self._unsent = self._unsent, None
             return self._emit(record, [], np.empty(0, np.int32))
@@ -110,6 +109,7 @@ class Engine:
             self.executor.launch(launch)
             record.launched_s = state.clock.now()
             watch.lap(record, "launch")
+            self._measure(record)
             self._in_flight.append(launched)
         self._check_progress(rows is not None, record)
         event = self._after_launch(rows is not None, record, watch)
@@ -125,7 +125,7 @@ class Engine:
     def _after_launch(
         self, launched: bool, record: StepRecord, watch: "Stopwatch"
     ) -> StepEvent | None:
-        """Settle the new launch and commit the oldest, in the order that core/commit.py explains."""
+        """Settle the new launch, commit the oldest, in the order that core/commit.py explains."""
         overlap = self.state.config.overlap and launched
         if launched and not overlap:
             self._settle(self._in_flight[-1], watch)
@@ -144,7 +144,6 @@ class Engine:
     def _settle(self, entry: InFlight, watch: "Stopwatch") -> None:
         watch.skip()
         self._committer.settle(entry.launch, entry.ids, entry.record)
-        self._measure(entry.record)
         watch.lap(entry.record, "commit")
 
     def _commit(self, entry: InFlight, watch: "Stopwatch") -> StepEvent:
@@ -173,8 +172,7 @@ class Engine:
             live = self.state.arrive(item)
             self._queued.discard(item.request_id)
             self.records[item.request_id] = live.record
-            if self.hooks.has("on_request_arrived"):
-                self.hooks.notify("on_request_arrived", RequestEvent(item, live.record))
+            self.hooks.notify("on_request_arrived", RequestEvent(item, live.record))
 
     def _check_progress(self, launched: bool, record: StepRecord) -> None:
         """A policy that keeps everyone out of an idle engine would hang it: say so instead."""
@@ -223,15 +221,10 @@ class Engine:
             sink.step(record)
             for live in ended:
                 sink.request(live.record)
-        self._notify(event, ended)
+        self.hooks.notify("on_step", event)
+        for live in ended:
+            self.hooks.notify("on_request_finished", RequestEvent(live.request, live.record))
         return event
-
-    def _notify(self, event: StepEvent, ended: list[Live]) -> None:
-        if self.hooks.has("on_step"):
-            self.hooks.notify("on_step", event)
-        if ended and self.hooks.has("on_request_finished"):
-            for live in ended:
-                self.hooks.notify("on_request_finished", RequestEvent(live.request, live.record))
 
 
 class Stopwatch:
@@ -249,11 +242,3 @@ class Stopwatch:
         now = perf_counter()
         record.host_us[part] = record.host_us.get(part, 0.0) + (now - self._last) * 1e6
         self._last = now
-
-
-def summary_of_hooks(hooks: Hooks) -> list[dict[str, Any]]:
-    """hook, plugin, asked, answered for every implementation, for reports."""
-    return [
-        {"hook": hook, "plugin": plugin, "asked": usage.asked, "answered": usage.answered}
-        for hook, plugin, usage in hooks.usage()
-    ]

@@ -22,5 +22,4 @@ class PolicyError(PluginError):
 
 
 class InvariantError(TritiumError):
-    """Strict mode found the engine's own books out of balance: a fault of the core, not of a
-    policy."""
+    """Strict mode found the engine's own books out of balance: a fault of the core."""

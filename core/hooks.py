@@ -1,5 +1,4 @@
-"""Typed access to the hooks: registers plugins, refuses malformed ones, counts who was asked and
-who answered."""
+"""Typed access to the hooks: registers plugins, refuses malformed ones, counts answers."""
 
 import inspect
 import warnings
@@ -10,7 +9,7 @@ from typing import Any
 
 import pluggy
 
-from core.errors import PluginError
+from core.errors import PluginError, PolicyError
 from core.hookspecs import PROJECT, HookSpecs, hookimpl
 
 HOOK_NAMES = tuple(name for name in vars(HookSpecs) if not name.startswith("_"))
@@ -27,8 +26,7 @@ class Usage:
 
 @dataclass(slots=True)
 class Registered:
-    """One plugin: the hooks it implements and its usage of each. default: it stands behind the
-    others."""
+    """One plugin: the hooks it implements and its usage of each. default: asked last."""
 
     name: str
     plugin: object
@@ -37,15 +35,14 @@ class Registered:
 
 
 class Hooks:
-    """All plugins of one engine. Attributes named like hooks call them:
-    `hooks.decide_order(query)`.
+    """All plugins of one engine.
 
     `who[hook]` is the plugin that gave the latest answer at a hook. `displaces`: some plugin
     preempts for waiting requests.
     """
 
     def __init__(self, defaults: dict[str, object], plugins: dict[str, object]) -> None:
-        """Register `defaults` first, then `plugins` in order: the newest is asked first. Keys are
+        """Register `defaults` first, then `plugins` in order: the newest is asked first. Keys:
         names.
 
         Raises PluginError for a plugin without hooks, a misspelt or unmarked hook, or two plugins
@@ -64,12 +61,17 @@ class Hooks:
             "decide_preemption" in entry.usage and getattr(entry.plugin, "displaces", False)
             for entry in self.registered.values()
         )
-        relay = self._manager.hook
-        self.decide_order = _caller(relay.decide_order)
-        self.decide_admission = _caller(relay.decide_admission)
-        self.decide_batch = _caller(relay.decide_batch)
-        self.decide_preemption = _caller(relay.decide_preemption)
-        self.decide_cache_admission = _caller(relay.decide_cache_admission)
+
+    def ask(self, hook: str, query: object) -> Any:
+        """The first answer to a `decide_*` hook other than None, else None."""
+        return getattr(self._manager.hook, hook)(query=query)
+
+    def decide(self, hook: str, query: object) -> tuple[Any, str]:
+        """An answer and whose it is. Raises PolicyError when nobody answers."""
+        answer = self.ask(hook, query)
+        if answer is None:
+            raise PolicyError(f"no plugin answers {hook}")
+        return answer, self.who[hook]
 
     def build(self, hook: str, query: object) -> Any:
         """Call a `build_*` hook. Raises PluginError when nobody answers."""
@@ -85,10 +87,6 @@ class Hooks:
     def notify(self, hook: str, query: object) -> None:
         """Call an `on_*` hook."""
         getattr(self._manager.hook, hook)(query=query)
-
-    def has(self, hook: str) -> bool:
-        """Whether any plugin implements a hook."""
-        return bool(getattr(self._manager.hook, hook).get_hookimpls())
 
     def in_charge(self) -> dict[str, str]:
         """hook -> the plugin asked first, for every hook that decides or builds."""
@@ -109,8 +107,7 @@ class Hooks:
         ]
 
     def check_all_asked(self, strict: bool) -> None:
-        """Warn (strict: raise PluginError) about configured `decide_*` plugins that were never
-        asked."""
+        """Warn (strict: raise PluginError) about configured `decide_*` plugins never asked."""
         for hook, name, usage in self.usage():
             if (
                 hook.startswith("decide_")
@@ -163,10 +160,6 @@ class Hooks:
                 )
 
 
-def _caller(relay: Any) -> Callable[[Any], Any]:
-    return lambda query: relay(query=query)
-
-
 def _implementations(name: str, plugin: object) -> Iterable[tuple[str, Callable[..., Any]]]:
     for attribute in dir(plugin):
         if attribute.startswith("_"):
@@ -177,7 +170,7 @@ def _implementations(name: str, plugin: object) -> Iterable[tuple[str, Callable[
             continue
         if attribute not in HOOK_NAMES:
             raise PluginError(
-                f"plugin {name} has {attribute}, which is no hook; hooks are {', '.join(HOOK_NAMES)}"
+                f"plugin {name} has {attribute}, no hook; hooks are {', '.join(HOOK_NAMES)}"
             )
         if not marked:
             raise PluginError(

@@ -1,9 +1,9 @@
 """The hook contract: every point at which a plugin decides, builds or observes. Version 1.
 
-`decide_*`: at most once a step or a request; a frozen query in, a decision or None out (None: the
-next plugin is asked, last the default). `build_*`: once a run; the object is kept and called
-directly. `on_*`: every plugin is called; nothing is returned. The core checks every decision and
-alone changes state.
+`decide_*`: once a step or a request, unless memory forces a new plan; a frozen query in, a decision
+or None out (None: the next plugin is asked, last the default). `build_*`: once a run; the object is
+kept and called directly. `on_*`: every plugin is called; nothing is returned. The core checks every
+decision and alone changes state.
 """
 
 from typing import Any
@@ -37,8 +37,9 @@ class HookSpecs:
     @hookspec(firstresult=True)
     def decide_batch(self, query: queries.BatchQuery) -> queries.BatchDecision | None:
         """The step's rows: which requests compute how many tokens. Asked once a step with someone
-        running, and once more after a preemption. Checked: known distinct ids, 1 <= tokens <=
-        remaining, the sum within token_limit, at least one row."""
+        running, and again, with `replanning`, each time that the choice did not fit memory and
+        others gave way. Checked: known distinct ids, 1 <= tokens <= remaining, the sum within
+        token_limit, at least one row."""
 
     @hookspec(firstresult=True)
     def decide_preemption(
@@ -53,8 +54,8 @@ class HookSpecs:
     def decide_cache_admission(
         self, query: queries.CacheAdmissionQuery
     ) -> queries.CacheAdmissionDecision | None:
-        """Whether a request's pages enter the prefix cache. Asked once a sequence, when its first
-        whole page could be published."""
+        """Whether a request's pages enter the prefix cache. Asked once a sequence that uses the
+        cache, after its first launch."""
 
     @hookspec(firstresult=True)
     def build_allocator(self, query: queries.AllocatorQuery) -> protocols.Allocator | None:
@@ -62,8 +63,7 @@ class HookSpecs:
 
     @hookspec(firstresult=True)
     def build_prefix_cache(self, query: queries.PrefixCacheQuery) -> protocols.PrefixCache | None:
-        """The index of reusable pages. Checked in strict mode: its pages and locks against the
-        ledger."""
+        """The index of reusable pages. Checked in strict mode: its pages and locks."""
 
     @hookspec(firstresult=True)
     def build_evictor(self, query: queries.EvictorQuery) -> protocols.Evictor | None:

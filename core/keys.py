@@ -15,7 +15,7 @@ _SHIFT = np.uint64(32)
 
 
 def page_keys(tokens: NDArray[np.int32], page_size: int) -> NDArray[np.uint64]:
-    """Keys of the whole pages of `tokens` int32 [n]; uint64 [n // page_size]. A tail is left out."""
+    """Keys of the whole pages of `tokens` int32 [n]: uint64 [n // page_size]."""
     num_pages = len(tokens) // page_size
     whole = tokens[: num_pages * page_size].astype(np.uint32).astype(np.uint64)
     if page_size == 1:

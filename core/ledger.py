@@ -1,5 +1,4 @@
-"""The page ledger: for each page its class and how many sequences use it. Nobody else may change
-either."""
+"""The page ledger: each page's class and how many sequences use it. It alone changes either."""
 
 from enum import IntEnum
 
@@ -12,8 +11,7 @@ Pages = NDArray[np.int32]
 
 
 class PageClass(IntEnum):
-    """RESERVED: page 0. TREE: owned by the prefix cache, whoever else uses it. REQUEST: owned by
-    its users."""
+    """RESERVED: page 0. TREE: the prefix cache's, whoever else uses it. REQUEST: its users'."""
 
     RESERVED = 0
     FREE = 1
@@ -77,8 +75,7 @@ class PageLedger:
         self.request_refs -= int(self.refs[pages].sum())
 
     def from_tree(self, pages: Pages) -> Pages:
-        """The cache dropped `pages`; returns those that became FREE. Pages in use stay with their
-        users."""
+        """The cache dropped `pages`; returns those that became FREE. Users keep theirs."""
         self._require(pages, PageClass.TREE, "the cache dropped")
         self.classes[pages] = PageClass.REQUEST
         self.num_tree -= len(pages)

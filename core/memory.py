@@ -31,8 +31,7 @@ class Look:
 
 
 class KVMemory:
-    """Pages of all sequences. `page_table` int32 [num_rows, max_pages]: a sequence's pages in
-    order."""
+    """Pages of all sequences. `page_table` int32 [num_rows, max_pages]: in sequence order."""
 
     def __init__(
         self,
@@ -44,8 +43,8 @@ class KVMemory:
     ) -> None:
         if cache.stores and not allocator.shares_pages:
             raise ConfigError(
-                f"cache must be none with allocator {type(allocator).__name__}, which cannot share pages,"
-                f" got {type(cache).__name__}"
+                f"cache must be none with allocator {type(allocator).__name__}, whose pages end"
+                f" with their request, got {type(cache).__name__}"
             )
         self.allocator = allocator
         self.cache = cache
@@ -104,8 +103,7 @@ class KVMemory:
         )
 
     def uses_cache(self, sequence: Sequence) -> bool:
-        """Prompt log-probabilities need every prompt position computed, so such requests skip the
-        cache."""
+        """Prompt log-probabilities need every prompt position computed, so these skip it."""
         request = sequence.request
         return self.cache.stores and request.cache and request.params.prompt_logprobs is None
 
@@ -139,7 +137,7 @@ class KVMemory:
         return np.maximum(needed, 0)
 
     def grow(self, slots: Slots, num_tokens: NDArray[np.int32]) -> None:
-        """Append the pages that `slots` lack for `num_tokens` more. The caller checked the supply."""
+        """Append the pages that `slots` lack for `num_tokens` more, which the supply must hold."""
         counts = self.pages_short(slots, num_tokens)
         growing = np.flatnonzero(counts)
         if len(growing) == 0:

@@ -1,90 +1,29 @@
-"""The metrics of a run, each defined once. Sinks, tables and plots only show what is computed here.
+"""Metrics of a request, each defined once. Latencies are taken over *completed* requests, those
+that ended with stop or length: aborted, capacity and error requests are counted apart.
 
-A request is *completed* if it ended with stop or length; latencies and throughput are taken over
-completed requests alone. Aborted, capacity and error requests are counted by reason and enter no
-percentile: sum(finish_reasons) + unfinished == accepted, and tokens.output +
-tokens.output_of_incomplete are all the tokens that were committed.
+TTFT        first token - arrival, queueing included ITL         every gap between successive tokens
+of one choice, one sample a gap TPOT        (E2E - TTFT) / (n - 1), one sample a request, none for n
+= 1 (n: the longest choice) E2E, queue  finish - arrival; first admission - arrival
 
-TTFT            first token - arrival, queueing included
-ITL             every gap between successive tokens of one choice, one sample a gap
-TPOT            (E2E - TTFT) / (n - 1), one sample a request, none for n = 1 (n: the longest choice)
-E2E, queue      finish - arrival; first admission - arrival
-normalised      E2E / output tokens (Orca; PagedAttention, arXiv:2309.06180)
-hit rate        prompt tokens taken from the cache at first admission / prompt tokens, of admitted
-                requests; what a resumed request finds again never counts
-recompute tax   tokens computed again after a preemption / all tokens computed
-internal waste  reserved slots that hold no live or cached token / reserved slots, both integrated
-                over time
-external waste  free slots that a refused allocation could not use / pool slots, likewise
-Jain index      (sum x)^2 / (n sum x^2) over clients' service x = prompt + 2 * output tokens, the
-                weights of VTC (arXiv:2401.00588); only with two clients or more
-
-Percentiles interpolate linearly. An empty set gives None; no number is ever NaN or infinite.
+plugins/mode/summary.py sums a run up in terms of these.
 """
 
-from collections import Counter
-from collections.abc import Iterable, Sequence
-from typing import Any
+from collections.abc import Iterable
 
 import numpy as np
 from numpy.typing import NDArray
 
 from core.records import RequestRecord
 from core.request import FinishReason
-from core.step_totals import StepTotals
 
 COMPLETED = (FinishReason.stop.value, FinishReason.length.value)
-PERCENTILES = (50, 90, 99)
-OUTPUT_WEIGHT = 2.0  # of an output token against a prompt token, in a client's service
 
 Samples = NDArray[np.float64]
 
 
-def summarise(
-    records: Iterable[RequestRecord], steps: StepTotals, measure_from_s: float | None = None
-) -> dict[str, Any]:
-    """All metrics of a run as nested dicts of JSON-safe values (see the module's docstring).
-
-    records: every request submitted, ended or not. measure_from_s: leave out requests that arrived
-    earlier (warm-up); None = none. Times are seconds of the run's clock, names ending in _us
-    microseconds.
-    """
-    chosen = [r for r in records if measure_from_s is None or r.arrival_s >= measure_from_s]
-    done = completed(chosen)
-    seen = [r for r in chosen if r.admitted_s is not None]
-    duration_s = _duration_s(chosen, steps)
-    return {
-        "requests": _requests(chosen),
-        "duration_s": duration_s,
-        "throughput": _throughput(done, duration_s),
-        "latency": _latency(done),
-        "tokens": _tokens(chosen, done, steps),
-        "hit_rate": _ratio(sum(r.cached_tokens for r in seen), sum(r.prompt_tokens for r in seen)),
-        "recompute_tax": _ratio(steps.counts["recomputed_tokens"], _computed(steps)),
-        "preemptions": steps.counts["preemptions"],
-        "requests_preempted": sum(r.preemptions > 0 for r in chosen),
-        "evicted_pages": steps.counts["pages_evicted"],
-        "kv": _kv(steps),
-        "waste": _waste(steps),
-        "batch": _batch(steps),
-        "steps": _steps(steps),
-        "fairness": _fairness(chosen),
-    }
-
-
-def distribution(samples: Iterable[float | None]) -> dict[str, float | int | None]:
-    """count, mean, p50, p90, p99 and max of what is not None; all but count None if nothing is."""
-    values = np.array([value for value in samples if value is not None], dtype=np.float64)
-    names = [f"p{q}" for q in PERCENTILES]
-    if not len(values):
-        return {"count": 0, "mean": None, **dict.fromkeys(names), "max": None}
-    ranks = np.percentile(values, PERCENTILES)
-    return {
-        "count": len(values),
-        "mean": float(values.mean()),
-        **{name: float(rank) for name, rank in zip(names, ranks, strict=True)},
-        "max": float(values.max()),
-    }
+def completed(records: Iterable[RequestRecord]) -> list[RequestRecord]:
+    """Those that ended with stop or length: the ones latencies are taken over."""
+    return [r for r in records if r.finish_reason in COMPLETED]
 
 
 def ttft_s(record: RequestRecord) -> float | None:
@@ -117,135 +56,3 @@ def token_gaps_s(records: Iterable[RequestRecord]) -> Samples:
     streams = (choice.times_s for record in records for choice in record.choices)
     gaps = [np.diff(np.asarray(times)) for times in streams if len(times) > 1]
     return np.concatenate(gaps) if gaps else np.empty(0)
-
-
-def completed(records: Iterable[RequestRecord]) -> list[RequestRecord]:
-    """Those that ended with stop or length: the ones latencies are taken over."""
-    return [r for r in records if r.finish_reason in COMPLETED]
-
-
-def jain_index(service: Sequence[float]) -> float | None:
-    """Jain's fairness index, 1/n .. 1; None for fewer than two values or no service at all."""
-    values = np.asarray(service, dtype=np.float64)
-    if len(values) < 2:
-        return None
-    return _ratio(float(values.sum() ** 2), float(len(values) * np.square(values).sum()))
-
-
-def _requests(records: list[RequestRecord]) -> dict[str, Any]:
-    reasons = Counter(r.finish_reason for r in records if r.finish_reason)
-    return {
-        "accepted": len(records),
-        "completed": sum(reasons[name] for name in COMPLETED),
-        "unfinished": len(records) - reasons.total(),
-        "finish_reasons": {reason.value: reasons[reason.value] for reason in FinishReason},
-    }
-
-
-def _duration_s(records: list[RequestRecord], steps: StepTotals) -> float | None:
-    """First arrival to the last step's or request's end."""
-    ends = [r.finished_s for r in records if r.finished_s is not None]
-    if steps.last_end_s is not None:
-        ends.append(steps.last_end_s)
-    if not records or not ends:
-        return None
-    return max(ends) - min(r.arrival_s for r in records)
-
-
-def _throughput(done: list[RequestRecord], duration_s: float | None) -> dict[str, float | None]:
-    output = sum(r.output_tokens for r in done)
-    prompt = sum(r.prompt_tokens for r in done)
-    return {
-        "output_tokens_per_s": _ratio(output, duration_s),
-        "total_tokens_per_s": _ratio(prompt + output, duration_s),
-        "requests_per_s": _ratio(len(done), duration_s),
-    }
-
-
-def _latency(done: list[RequestRecord]) -> dict[str, Any]:
-    outputs = [(e2e_s(r), r.output_tokens) for r in done]
-    return {
-        "ttft_s": distribution(ttft_s(r) for r in done),
-        "itl_s": distribution(token_gaps_s(done).tolist()),
-        "tpot_s": distribution(tpot_s(r) for r in done),
-        "e2e_s": distribution(e2e_s(r) for r in done),
-        "normalised_s": distribution(_ratio(seconds, tokens) for seconds, tokens in outputs),
-        "queue_s": distribution(queue_s(r) for r in done),
-    }
-
-
-def _tokens(
-    records: list[RequestRecord], done: list[RequestRecord], steps: StepTotals
-) -> dict[str, int]:
-    output = sum(r.output_tokens for r in done)
-    return {
-        "prompt": sum(r.prompt_tokens for r in done),
-        "output": output,
-        "output_of_incomplete": sum(r.output_tokens for r in records) - output,
-        "cached": sum(r.cached_tokens for r in records),
-        "resumed_cached": sum(r.resumed_cached_tokens for r in records),
-        "computed": _computed(steps),
-        "prefill": steps.counts["prefill_tokens"],
-        "decode": steps.counts["decode_tokens"],
-        "recomputed": steps.counts["recomputed_tokens"],
-        "duplicate_prefill": steps.counts["duplicate_prefill_tokens"],
-    }
-
-
-def _kv(steps: StepTotals) -> dict[str, Any]:
-    slots = steps.pool_pages * steps.page_size
-    return {
-        "page_size": steps.page_size,
-        "pool_pages": steps.pool_pages,
-        "live_mean": _ratio(steps.mean("live_tokens"), slots),
-        "live_peak": _ratio(steps.peaks.get("live_tokens"), slots),
-        "reserved_mean": _ratio(steps.mean("reserved_tokens"), slots),
-        "reserved_peak": _ratio(steps.peaks.get("reserved_tokens"), slots),
-    }
-
-
-def _waste(steps: StepTotals) -> dict[str, float | None]:
-    empty = steps.integrals.get("empty_tokens", 0.0)
-    external = steps.integrals.get("external_tokens", 0.0)
-    reserved = steps.integrals.get("reserved_tokens", 0.0)
-    pool = steps.pool_pages * steps.page_size * steps.busy_s
-    return {
-        "internal": _ratio(empty, reserved),
-        "external": _ratio(external, pool),
-        "total": _ratio(empty + external, reserved + external),
-    }
-
-
-def _batch(steps: StepTotals) -> dict[str, Any]:
-    names = ("batch", "running", "waiting")
-    means = {f"{name}_mean": steps.mean(name) for name in names}
-    return means | {f"{name}_peak": steps.peaks.get(name) for name in names}
-
-
-def _steps(steps: StepTotals) -> dict[str, Any]:
-    return {
-        "count": steps.steps,
-        "busy_s": steps.busy_s,
-        "mean_s": _ratio(steps.busy_s, steps.steps),
-        "tokens_mean": _ratio(_computed(steps), steps.steps),
-        "host_us_mean": {
-            part: _ratio(micros, steps.steps) for part, micros in sorted(steps.host_us.items())
-        },
-    }
-
-
-def _fairness(records: list[RequestRecord]) -> dict[str, Any]:
-    service: dict[str, float] = {}
-    for r in records:
-        service.setdefault(r.client, 0.0)
-        if r.admitted_s is not None:
-            service[r.client] += r.prompt_tokens + OUTPUT_WEIGHT * r.output_tokens
-    return {"clients": len(service), "jain_index": jain_index(list(service.values()))}
-
-
-def _computed(steps: StepTotals) -> int:
-    return steps.counts["prefill_tokens"] + steps.counts["decode_tokens"]
-
-
-def _ratio(part: float | None, whole: float | None) -> float | None:
-    return None if part is None or not whole else part / whole

@@ -5,9 +5,10 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from core.admission import Admission, Admitted, check_victims, preempt
+from core.admission import Admission, Admitted
 from core.errors import PolicyError
-from core.queries import BatchDecision, BatchQuery, Cause, PreemptionDecision, PreemptionQuery
+from core.preemption import ask_victims, preempt
+from core.queries import BatchDecision, BatchQuery, Cause
 from core.records import StepRecord
 from core.request import SLOT_MASK, FinishReason
 from core.state import CORE, EngineState
@@ -61,10 +62,7 @@ class Planner:
         running = state.table.view(state.running)
         limit = state.config.max_num_batched_tokens
         query = BatchQuery(running, len(state.waiting), limit, state.now_s, record.step, replanning)
-        decision: BatchDecision | None = state.hooks.decide_batch(query)
-        plugin = state.who("decide_batch")
-        if decision is None:
-            raise PolicyError("no plugin answers decide_batch")
+        decision, plugin = state.hooks.decide("decide_batch", query)
         record.batch_plugin, record.batch_reason = plugin, decision.reason
         return self._checked(decision, query, plugin)
 
@@ -89,7 +87,8 @@ class Planner:
         if wrong.any():
             index = int(wrong.argmax())
             raise PolicyError(
-                f"{where}: num_tokens must be in [1, remaining = {left[index]}], got {num_tokens[index]}"
+                f"{where}: num_tokens must be in [1, remaining = {left[index]}],"
+                f" got {num_tokens[index]}"
             )
         if (total := int(num_tokens.sum())) > query.token_limit:
             raise PolicyError(
@@ -129,33 +128,23 @@ class Planner:
         return Rows(rows.slots, num_tokens).keep(num_tokens > 0)
 
     def _preempt(self, rows: Rows, record: StepRecord) -> None:
-        """Preempt until the rows that remain fit; end the last running sequence if it cannot grow."""
+        """Preempt until the rows that remain fit; end the last running one if it cannot grow."""
         state = self._state
         if len(state.running) == 1:
             self._end_last(record)
             return
-        query = PreemptionQuery(
-            cause=Cause.PAGES,
-            candidates=state.table.view(state.running),
-            pages_short=self._short(rows),
-            beneficiary=None,
-            random=np.random.default_rng([state.seed & 0xFFFFFFFF, record.step]),
-            now_s=state.now_s,
-            step=record.step,
-        )
-        decision: PreemptionDecision | None = state.hooks.decide_preemption(query)
-        if decision is None:
-            raise PolicyError("no plugin answers decide_preemption when pages are short")
-        for victim in check_victims(state, decision, query):
+        wanted = self._short(rows)
+        victims, reason = ask_victims(state, record, Cause.PAGES, wanted)
+        for victim in victims:
             if self._short(rows) <= 0 or len(state.running) == 1:
                 return
-            slot = victim & SLOT_MASK
-            preempt(state, state.table.at(slot), Cause.PAGES, decision.reason, record)
+            slot = victim.slot
+            preempt(state, record, victim, Cause.PAGES, reason)
             rows = rows.keep(rows.slots != slot)
         if self._short(rows) > 0 and len(state.running) > 1:
             raise PolicyError(
-                f"decide_preemption of {state.who('decide_preemption')}: victims must free the"
-                f" {query.pages_short} pages that are short, got {len(decision.victims)} victims and"
+                f"decide_preemption of {state.hooks.who['decide_preemption']}: victims must free"
+                f" the {wanted} pages that are short, got {len(victims)} victims and"
                 f" {self._short(rows)} pages still short"
             )
 

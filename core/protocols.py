@@ -1,5 +1,4 @@
-"""Interfaces of the objects that `build_*` hooks return. Tensors are typed Any: core knows no
-torch."""
+"""Interfaces of the objects that `build_*` hooks return. Tensors are Any: no torch here."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -17,8 +16,7 @@ Keys = NDArray[np.uint64]
 
 
 class Allocator(Protocol):
-    """Chooses which free pages to hand out; the core's ledger owns them. Page ids are 1 ..
-    num_pages."""
+    """Chooses which free pages to hand out; the core's ledger owns them. Ids: 1 .. num_pages."""
 
     page_size: int
     num_pages: int  # usable pages, page 0 not counted
@@ -43,12 +41,10 @@ class Allocator(Protocol):
         """Give pages back. Raises InvariantError for one that is free already."""
 
     def unusable_pages(self, num_pages: int) -> int:
-        """Free pages of runs too short for a request of `num_pages` (external fragmentation); 0 if
-        paged."""
+        """Free pages of runs too short for a request of `num_pages` (external fragmentation)."""
 
     def check(self) -> None:
-        """Compare the books with each other; raises InvariantError. Strict mode calls it after
-        every step."""
+        """Compare the books with each other; raises InvariantError. Called in strict mode."""
 
 
 class CacheNode(Protocol):
@@ -72,12 +68,10 @@ class Evictor(Protocol):
         """A node was created (also by a split)."""
 
     def on_hit(self, node: CacheNode) -> None:
-        """A request was admitted on a prefix that includes the node; last_used and hits are
-        updated."""
+        """A request was admitted on a prefix that includes the node."""
 
     def on_lock(self, node: CacheNode) -> None:
-        """The node stops being an evictable leaf; called before last_used, hits or num_pages
-        change."""
+        """The node stops being an evictable leaf; called before its facts change."""
 
     def on_unlock(self, node: CacheNode) -> None:
         """The node became an evictable leaf."""
@@ -142,8 +136,8 @@ class PrefixCache(Protocol):
         """Another handle on the same path."""
 
     def evict(self, num_pages: int) -> Pages:
-        """Drop at least `num_pages` pages of unlocked leaves, or all there are; returns exactly the
-        pages dropped, int32."""
+        """Drop at least `num_pages` pages of unlocked leaves, or all there are; returns those,
+        int32."""
 
     def clear(self) -> Pages:
         """Drop everything unlocked."""
@@ -164,8 +158,7 @@ class LengthPredictor(Protocol):
 
 
 class Executor(Protocol):
-    """Computes launches in order, on one stream: a page freed after launch k may be rewritten by k
-    + 1."""
+    """Computes launches in order, on one stream: k + 1 may rewrite pages freed after k."""
 
     vocab_size: int
     max_model_len: int
@@ -192,8 +185,7 @@ class Executor(Protocol):
 
 
 class Attend(Protocol):
-    """Stores a layer's new K and V in the pool and attends over prefix and new tokens (executor ->
-    model)."""
+    """Stores a layer's new K and V in the pool and attends over all tokens of each row."""
 
     def __call__(self, layer: int, q: Any, k: Any, v: Any, scale: float, window: int | None) -> Any:
         """q [num_tokens, num_q_heads, head_dim]; k, v [num_tokens, num_kv_heads, head_dim]; returns
@@ -225,14 +217,15 @@ class Model(Protocol):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class AttentionBatch:
-    """What a launch gives an attention backend (executor -> attention): N rows, one-token rows first, their
-    new tokens packed row by row.
+    """What a launch gives an attention backend (executor -> attention): N rows, one-token rows
+    first, their new tokens packed row by row.
 
-    page_table: int32 [N, max_pages], the rows' page ids, tails on page 0. context_lens: int32 [N], tokens
-    a row holds once the launch has stored its own. query_starts: int32 [N + 1], where a row's new tokens
-    begin in the packed order. These are device tensors; host_context_lens and host_query_lens [N] are the
-    lengths and the numbers of new tokens as integers, so that planning waits for no device.
-    num_decode_rows: rows [0, that) have one new token each and go to the decode kernel.
+    page_table: int32 [N, max_pages], the rows' page ids, tails on page 0. context_lens: int32 [N],
+    tokens a row holds once the launch has stored its own. query_starts: int32 [N + 1], where a
+    row's new tokens begin in the packed order. These are device tensors; host_context_lens and
+    host_query_lens [N] are the lengths and the numbers of new tokens as integers, so that planning
+    waits for no device. num_decode_rows: rows [0, that) have one new token each and go to the
+    decode kernel.
     """
 
     page_table: Any
@@ -276,7 +269,7 @@ class Sink(Protocol):
         """One ended request."""
 
     def close(self, run: RunInfo, summary: dict[str, Any]) -> None:
-        """The run is over. summary: core.metrics.summarise's result."""
+        """The run is over. summary: plugins.mode.summary's result."""
 
 
 class Workload(Protocol):
@@ -285,5 +278,4 @@ class Workload(Protocol):
     name: str
 
     def requests(self, tokenizer: Any | None, vocab_size: int, seed: int) -> Sequence[Request]:
-        """All requests in order of arrival. Raises ConfigError if it needs a tokenizer and there is
-        none."""
+        """All requests in order of arrival. Raises ConfigError for want of a tokenizer."""

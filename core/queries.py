@@ -52,8 +52,7 @@ class OrderDecision:
 
 
 class Verdict(Enum):
-    """ADMIT starts the request now; WAIT stops admission for this step; SKIP tries the next
-    candidate."""
+    """ADMIT starts the request now; WAIT stops admission for this step; SKIP tries the next."""
 
     ADMIT = "admit"
     WAIT = "wait"
@@ -181,8 +180,7 @@ class CacheAdmissionDecision:
 
 @dataclass(frozen=True, slots=True)
 class AllocatorQuery:
-    """pool_tokens: KV slots to manage (page 0 comes on top). max_model_len: longest sequence in
-    tokens."""
+    """pool_tokens: KV slots to manage (page 0 comes on top). max_model_len: in tokens."""
 
     pool_tokens: int
     max_model_len: int
@@ -212,8 +210,7 @@ class LengthPredictorQuery:
 
 @dataclass(frozen=True, slots=True)
 class ModelQuery:
-    """device: "cpu", "cuda" or "cuda:N"; seed for random weights; progress: show a bar on long
-    work."""
+    """device: "cpu", "cuda" or "cuda:N"; seed for random weights; progress: show bars."""
 
     device: str
     seed: int
@@ -222,8 +219,7 @@ class ModelQuery:
 
 @dataclass(frozen=True, slots=True)
 class AttentionQuery:
-    """What the backend must serve; it refuses with ConfigError naming the capability that does not
-    fit."""
+    """What the backend must serve; it refuses with ConfigError naming what does not fit."""
 
     num_q_heads: int
     num_kv_heads: int

@@ -1,5 +1,4 @@
-"""What a run leaves behind: one record a step with reasons, one timeline a request, facts about the
-run."""
+"""What a run leaves behind: one record a step with reasons, one timeline a request."""
 
 from array import array
 from dataclasses import dataclass, field

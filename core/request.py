@@ -70,7 +70,7 @@ class SamplingParams:
         for token, bias in self.logit_bias.items():
             if token < 0 or not math.isfinite(bias):
                 raise RequestError(
-                    f"logit_bias must map token ids >= 0 to finite numbers, got {{{token!r}: {bias!r}}}"
+                    f"logit_bias must map ids >= 0 to finite numbers, got {{{token!r}: {bias!r}}}"
                 )
         if any(token < 0 for token in self.stop_token_ids):
             raise RequestError(f"stop_token_ids must be >= 0, got {self.stop_token_ids!r}")

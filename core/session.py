@@ -1,5 +1,4 @@
-"""What `run.py` hands to a mode: the plugins, the settings, the folder. Modes live in
-plugins/mode/."""
+"""What `run.py` hands to a mode: the plugins, the settings, the folder."""
 
 from dataclasses import dataclass
 from pathlib import Path

@@ -13,11 +13,11 @@ from numpy.typing import NDArray
 
 from core.clock import Clock
 from core.config import EngineConfig
-from core.errors import PolicyError, RequestError
+from core.errors import RequestError
 from core.hooks import Hooks
 from core.memory import KVMemory
 from core.protocols import LengthPredictor
-from core.queries import CacheAdmissionDecision, CacheAdmissionQuery
+from core.queries import CacheAdmissionQuery
 from core.records import Choice, ChoiceRecord, RequestRecord, StepRecord
 from core.request import FinishReason, Request, Sequence
 from core.table import SequenceTable, State
@@ -83,8 +83,8 @@ class EngineState:
         return live
 
     def validate(self, request: Request, queued: Container[str] = ()) -> None:
-        """Raise RequestError for a request that is malformed for this engine. queued: ids that are
-        about to arrive."""
+        """Raise RequestError for a request that is malformed for this engine. queued: ids yet to
+        arrive."""
         if request.request_id in self.live or request.request_id in queued:
             raise RequestError(
                 f"request_id {request.request_id!r} is in use by an unfinished request"
@@ -101,7 +101,7 @@ class EngineState:
                 )
 
     def finish(self, sequence: Sequence, reason: FinishReason, error: str = "") -> None:
-        """End one choice; the request ends with its last, or at once if others could not start yet."""
+        """End one choice; the request ends with its last, or at once if others did not start."""
         live = self.live[sequence.request.request_id]
         if reason is FinishReason.stop:
             self.memory.publish(sequence)
@@ -181,10 +181,6 @@ class EngineState:
         choice = Choice(sequence.request.request_id, sequence.choice, kind, plugin, reason, detail)
         record.choices.append(choice)
 
-    def who(self, hook: str) -> str:
-        """The plugin that gave the latest answer at a hook."""
-        return self.hooks.who.get(hook, CORE)
-
     def _remove(self, live: Live, sequence: Sequence) -> None:
         sequence.record.token_ids = sequence.tokens[int(self.table.prompt[sequence.slot]) :]
         live.record.computed_tokens += int(self.table.computed_total[sequence.slot])
@@ -215,8 +211,8 @@ class EngineState:
         if need > have:
             size = self.memory.page_size
             return (
-                f"request {request.request_id!r} needs {need} pages ({need * size} tokens) at once, the"
-                f" pool holds {have} pages ({have * size} tokens)"
+                f"request {request.request_id!r} needs {need} pages ({need * size} tokens) at once,"
+                f" the pool holds {have} pages ({have * size} tokens)"
             )
         return ""
 
@@ -224,7 +220,5 @@ class EngineState:
         record = self.live[sequence.request.request_id].record
         known = int(self.table.known[sequence.slot])
         query = CacheAdmissionQuery(sequence.request, known, record.cached_tokens, self.now_s)
-        decision: CacheAdmissionDecision | None = self.hooks.decide_cache_admission(query)
-        if decision is None:
-            raise PolicyError("no plugin answers decide_cache_admission")
-        return decision.admit
+        decision, _ = self.hooks.decide("decide_cache_admission", query)
+        return bool(decision.admit)

@@ -155,16 +155,16 @@ class SequenceTable:
         sequence = self.sequences[slot]
         return sequence if sequence is not None and sequence.id == id else None
 
+    def of(self, id: int) -> Sequence:
+        """The live sequence of an id that is known to be live."""
+        return self.at(id & SLOT_MASK)
+
     def at(self, slot: int) -> Sequence:
         """The live sequence in a slot."""
         sequence = self.sequences[slot]
         if sequence is None:
             raise InvariantError(f"slot {slot} is empty")
         return sequence
-
-    def label(self, number: int) -> str:
-        """The client or session label behind an interned number."""
-        return next(label for label, value in self._labels.items() if value == number)
 
     def view(self, slots: Slots) -> "RequestTable":
         """Read-only columns of `slots`, each gathered on first use."""
@@ -185,10 +185,9 @@ class SequenceTable:
 
 
 class RequestTable:
-    """What a policy sees of a set of sequences: FACTS as attributes, one numpy array each, all of one
-    length; the rest is derived. `generated` counts committed tokens only: use `emitted` where a
-    decision must not depend on whether launches overlap.
-    """
+    """What a policy sees of a set of sequences: FACTS as attributes, one numpy array each, all of
+    one length; the rest is derived. `generated` counts committed tokens only: use `emitted` where a
+    decision must not depend on whether launches overlap."""
 
     def __init__(self, table: SequenceTable, slots: Slots) -> None:
         self._table = table
@@ -232,7 +231,7 @@ class RequestTable:
 
     @property
     def predicted_remaining(self) -> NDArray[np.float64]:
-        """Output tokens still expected: the prediction, at least one, at most the limit; float64."""
+        """Output tokens still expected, float64: the prediction, >= 1, within the limit."""
         emitted = self.emitted
         left: NDArray[np.float64] = np.maximum(self.predicted_output - emitted, 1.0)
         most: NDArray[np.float64] = np.maximum(self.max_output - emitted, 0.0)

@@ -16,8 +16,7 @@ Key = tuple[float, ...]
 
 
 class WaitingQueue:
-    """Ids of waiting sequences. Order: policy keys, then preempted before fresh, then submission
-    order."""
+    """Ids of waiting sequences. Order: policy keys, then preempted before fresh, submission."""
 
     def __init__(self, table: SequenceTable) -> None:
         self._table = table
@@ -57,22 +56,20 @@ class WaitingQueue:
 
     def refresh(
         self,
-        decide: Callable[[OrderQuery], OrderDecision | None],
-        who: Callable[[], str],
+        decide: Callable[[OrderQuery], tuple[OrderDecision, str]],
         cached_tokens: Callable[[NDArray[np.int64]], NDArray[np.int32]],
         now_s: float,
         step: int,
     ) -> None:
-        """Ask for the keys that are missing or ran out, and sort them in."""
+        """Ask for the keys that are missing or ran out, and sort them in. decide: returns the
+        decision and its plugin's name."""
         self._expire(now_s)
         if not self._unkeyed:
             return
         ids = np.fromiter(self._unkeyed, np.int64, len(self._unkeyed))
         view = self._table.view(ids & SLOT_MASK)
-        decision = decide(OrderQuery(view, now_s, step, cached_tokens))
-        if decision is None:
-            raise PolicyError("no plugin answers decide_order")
-        keys = _checked_keys(decision, len(ids), who())
+        decision, plugin = decide(OrderQuery(view, now_s, step, cached_tokens))
+        keys = _checked_keys(decision, len(ids), plugin)
         self._sort_in(ids, keys, decision.hold)
 
     def _sort_in(

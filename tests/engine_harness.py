@@ -41,6 +41,7 @@ def make_engine(
     seqs: int = 8,
     budget: int = 64,
     max_model_len: int = 1024,
+    engine_len: int | None = None,
     end_token_ids: tuple[int, ...] = (),
     overlap: bool = False,
     strict: bool = True,
@@ -49,7 +50,7 @@ def make_engine(
     **defaults: object,
 ) -> Engine:
     """An engine in strict mode under virtual time. `defaults` replace the plugins behind the hooks
-    by role; None leaves one out."""
+    by role; None leaves one out. max_model_len: the model's; engine_len: the engine's own limit."""
     roles: dict[str, object] = {
         "order": Fcfs(),
         "admission": PromptFits(),
@@ -69,6 +70,7 @@ def make_engine(
     config = EngineConfig(
         max_num_seqs=seqs,
         max_num_batched_tokens=budget,
+        max_model_len=engine_len,
         pool_tokens=pages * page_size,
         overlap=overlap,
         strict=strict,

@@ -10,7 +10,11 @@ from core.queries import AdmissionDecision, AdmissionQuery, Verdict
 
 
 class ReserveMax:
-    """Admit while the candidate's and all running requests' largest needs fit the pool together."""
+    """Admit while the candidate's and all running requests' largest needs fit the pool together.
+
+    Choices beyond a request's first (n > 1) start without being asked about, so they are not
+    reserved for and may be preempted.
+    """
 
     @hookimpl
     def decide_admission(self, query: AdmissionQuery) -> AdmissionDecision:

@@ -8,16 +8,16 @@ from typing import Any
 from core.build import build_engine
 from core.clock import RealClock
 from core.config import Records, require
-from core.engine import Engine, summary_of_hooks
-from core.metrics import summarise
+from core.engine import Engine
 from core.protocols import Sink
 from core.queries import SinkQuery
 from core.records import RequestRecord, StepRecord
 from core.request import Request
 from core.session import Session
-from core.step_totals import StepTotals
 from plugins.mode.device_lock import device_lock
 from plugins.mode.progress import ProgressBar
+from plugins.mode.step_totals import StepTotals
+from plugins.mode.summary import summarise, summary_of_hooks
 from plugins.mode.warm_up import warm_up
 
 LOCKS = ("fail", "wait", "off")
@@ -38,7 +38,7 @@ class Bench:
         self.lock = lock
 
     def run(self, session: Session) -> dict[str, Any]:
-        """Run it; returns the summary (core.metrics.summarise, and who decided)."""
+        """Run it; returns the summary (plugins.mode.summary.summarise, and who decided)."""
         timed = isinstance(session.clock, RealClock)
         locked = timed and self.lock != "off"
         with device_lock(session.device, self.lock == "wait") if locked else nullcontext():

@@ -1,6 +1,8 @@
 """Numbers keep their type however they are written."""
 
+import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import yaml
@@ -31,9 +33,22 @@ def test_command_line_numbers_are_numbers(probe, tmp_path):
     assert config["plugins"]["mine"]["weight"] == 0.5
 
 
-def test_tuple_argument_is_a_tuple():
-    fake = build("executor", {"_target_": "plugins.executor.fake.Fake", "end_token_ids": [3]})
-    assert fake.end_token_ids == (3,)
+class Holder:
+    def __init__(self, ids: tuple[int, ...] = (), text: str = "", one: float | None = None):
+        self.values = ids, text, one
+
+
+@pytest.mark.parametrize(
+    ("arguments", "values"),
+    [
+        ({"ids": [3, 4]}, ((3, 4), "", None)),
+        ({"text": "${not} {an: interpolation}"}, ((), "${not} {an: interpolation}", None)),
+        ({"text": 42, "one": 2}, ((), "42", 2.0)),
+    ],
+)
+def test_arguments_take_the_annotated_type(monkeypatch, arguments, values):
+    monkeypatch.setitem(sys.modules, "holder", SimpleNamespace(Holder=Holder))
+    assert build("x", {"_target_": "holder.Holder", **arguments}).values == values
 
 
 def test_scientific_number_in_yaml_is_a_number(probe, plugin_folder, tmp_path):

@@ -7,14 +7,14 @@ import numpy as np
 import pytest
 
 from core.engine import Engine
-from core.metrics import summarise
 from core.request import Sequence
-from core.step_totals import StepTotals
 from core.table import State
 from plugins.batching.chunked import Chunked
 from plugins.batching.prefill_first import PrefillFirst
 from plugins.cache.none import NoCache
 from plugins.cache.radix import Radix
+from plugins.mode.step_totals import StepTotals
+from plugins.mode.summary import summarise
 from tests.engine_harness import (
     Arrival,
     Outcome,
@@ -50,7 +50,7 @@ class Look:
 
 
 # 12 pages and two slots; A runs first, B shares a prefix with it and has 6 chunks of 16. A late
-# token of a preempted row is committed in the very step that preempts, so it is no state of its own.
+# token of a preempted row is committed in the step that preempts: no state of its own.
 STATES: dict[str, tuple[bool, Callable[[Look], bool]]] = {  # needs overlap, predicate
     "waiting": (False, lambda b: b.state == State.WAITING and b.preemptions == 0),
     "between chunks": (False, lambda b: b.is_chunking and b.computed >= 48),
@@ -113,9 +113,7 @@ def test_abort_in_the_middle_of_a_chunked_prefill_gives_its_pages_back(overlap):
 def test_abort_of_a_waiting_request_leaves_no_lock_on_its_match(overlap):
     """A03."""
     engine = make_engine(pages=32, seqs=1, overlap=overlap)
-    out = run(
-        engine, [Arrival(0, "A", 64, 50), Arrival(1, "B", 70, 4, ("A", 64))], aborts={"B": 3}
-    )
+    out = run(engine, [Arrival(0, "A", 64, 50), Arrival(1, "B", 70, 4, ("A", 64))], aborts={"B": 3})
     assert out.reason("B") == "abort"
     memory = engine.state.memory
     kept = memory.cache.num_pages
@@ -219,14 +217,14 @@ def test_every_accepted_request_is_in_exactly_one_reason(overlap):
     assert computed == sum(record.computed_tokens for record in out.records.values())
 
 
-@OVERLAP
-def test_recomputing_after_a_preemption_is_never_a_cache_hit(overlap):
+@pytest.mark.parametrize(("overlap", "num_requests"), [(False, 100), (True, 40)])
+def test_recomputing_after_a_preemption_is_never_a_cache_hit(overlap, num_requests):
     """Q05."""
     engine = make_engine(pages=12, seqs=6, overlap=overlap, strict=False)
     rng = np.random.default_rng(1)
-    arrivals = [Arrival(i, f"r{i}", int(rng.integers(10, 50)), 18) for i in range(100)]
+    arrivals = [Arrival(i, f"r{i}", int(rng.integers(10, 50)), 18) for i in range(num_requests)]
     out = run(engine, arrivals)
-    assert out.preemptions() > 10
+    assert out.preemptions() > num_requests // 10
     assert sum(record.cached_tokens for record in out.records.values()) == 0
     assert out.total("recomputed_tokens") > 0
     recomputed = sum(record.recomputed_tokens for record in out.records.values())

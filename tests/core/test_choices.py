@@ -178,7 +178,7 @@ def test_first_choice_that_stops_at_once_does_not_take_the_others_along(overlap)
 
 
 @OVERLAP
-@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.parametrize("seed", range(3))
 def test_choices_with_a_contiguous_allocator_reserve_their_own_run(seed, overlap):
     """Growing on demand would need a run of free pages that fragmented memory does not have."""
     rng = np.random.default_rng(seed)

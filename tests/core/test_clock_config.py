@@ -2,8 +2,9 @@
 
 import pytest
 
+from conf.settings import RunConfig
 from core.clock import RealClock, VirtualClock
-from core.config import EngineConfig, RunConfig, require
+from core.config import EngineConfig, require
 from core.errors import ConfigError
 
 

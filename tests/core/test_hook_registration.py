@@ -66,10 +66,10 @@ class NoArgument:
 @pytest.mark.parametrize(
     ("plugin", "text"),
     [
-        (Misspelt(), r"plugin mine has decide_ordr, which is no hook; hooks are decide_order, "),
-        (UnmarkedMisspelt(), r"plugin mine has on_stepp, which is no hook"),
+        (Misspelt(), r"plugin mine has decide_ordr, no hook; hooks are decide_order, "),
+        (UnmarkedMisspelt(), r"plugin mine has on_stepp, no hook"),
         (Unmarked(), r"plugin mine has decide_batch without @hookimpl: it would never be called"),
-        (MarkedHelper(), r"plugin mine has score, which is no hook"),
+        (MarkedHelper(), r"plugin mine has score, no hook"),
         (NoHook(), r"plugin mine \(NoHook\) implements no hook"),
         (TwoArguments(), r"mine.decide_order must take one argument named query, got \['query', "),
         (OtherName(), r"mine.decide_order must take one argument named query, got \['question'\]"),
@@ -170,12 +170,6 @@ def test_defaults_and_asked_policies_are_not_reported():
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         engine.hooks.check_all_asked(strict=True)
-
-
-def test_has_tells_whether_anyone_implements_a_hook():
-    hooks = make_engine().hooks
-    assert hooks.has("decide_batch")
-    assert not hooks.has("on_step")
 
 
 def test_displaces_is_a_property_of_plugins_that_decide_preemption():

@@ -6,8 +6,6 @@ from pathlib import Path
 import numpy as np
 
 from core import queries
-from core.clock import VirtualClock
-from core.config import EngineConfig, Records
 from core.queries import (
     AdmissionDecision,
     BatchDecision,
@@ -17,14 +15,11 @@ from core.queries import (
     PreemptionDecision,
     Verdict,
 )
-from core.records import RunInfo
-from core.session import Session
 from plugins.allocator.paged import PagedAllocator
 from plugins.cache.lru import LruEvictor
 from plugins.cache.radix import RadixTree
 from plugins.executor.fake import Fake
-from plugins.mode.bench import Bench
-from tests.core.hook_spies import spied, spy
+from tests.core.hook_spies import LoggingSink, play_bench, spied, spy
 from tests.engine_harness import Arrival, finish, make_engine, run
 
 ROOT = Path(__file__).parents[2]
@@ -213,47 +208,11 @@ def test_hook_build_executor():
     assert (engine.state.vocab_size, engine.state.max_model_len) == (17, 33)
 
 
-def play_bench(tmp_path, plugins, arrivals):
-    """Mode bench over a small workload on the scripted executor; returns run and summary."""
-    engine = make_engine(plugins=plugins)
-
-    class Given:
-        name = "given"
-
-        def requests(self, tokenizer, vocab_size, seed):
-            return [arrival.request() for arrival in arrivals]
-
-    session = Session(
-        hooks=engine.hooks,
-        engine=EngineConfig(pool_tokens=256, max_num_batched_tokens=64, strict=True),
-        clock=VirtualClock(),
-        run=RunInfo("test", 0, "default", engine.hooks.in_charge(), {}, {}),
-        folder=tmp_path,
-        device="cpu",
-        records=Records.full,
-        progress=False,
-        workload=Given(),
-    )
-    return session.run, Bench().run(session)
-
-
-class Sink:
-    def __init__(self, log):
-        self.log = log
-
-    def step(self, record):
-        self.log.append(("step", record.step))
-
-    def request(self, record):
-        self.log.append(("request", record.request_id))
-
-    def close(self, run, summary):
-        self.log.append(("close", summary["requests"]["accepted"]))
-
-
 def test_hook_build_sink(tmp_path):
     logs = {"one": [], "two": []}
-    sinks = {name: spy("build_sink", lambda _, log=log: Sink(log)) for name, log in logs.items()}
+    sinks = {
+        name: spy("build_sink", lambda _, log=log: LoggingSink(log)) for name, log in logs.items()
+    }
     run_info, _ = play_bench(tmp_path, sinks | {"none": spy("build_sink")}, [Arrival(0, "A", 9, 3)])
     assert sinks["one"].asked == [queries.SinkQuery(run_info, str(tmp_path))]
     expected = [("step", 0), ("step", 1), ("step", 2), ("request", "A"), ("close", 1)]

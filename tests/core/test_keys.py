@@ -9,7 +9,7 @@ KEY_OF_0_TO_15 = 10073139217193551302
 
 
 def ids(rng, *shape, high=152_000):
-    return rng.integers(0, high, shape).astype(np.int32)
+    return rng.integers(0, high, shape, dtype=np.int32)
 
 
 def test_keys_are_the_same_for_the_same_tokens_whoever_asks():

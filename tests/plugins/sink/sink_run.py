@@ -6,10 +6,10 @@ from typing import Any
 
 import numpy as np
 
-from core.metrics import summarise
 from core.queries import SinkQuery
 from core.records import Choice, ChoiceRecord, RequestRecord, RunInfo, StepRecord
-from core.step_totals import StepTotals
+from plugins.mode.step_totals import StepTotals
+from plugins.mode.summary import summarise
 
 RUN = RunInfo(
     name="tiny",

@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from core.metrics import summarise
 from core.queries import SinkQuery
-from core.step_totals import StepTotals
+from plugins.mode.step_totals import StepTotals
+from plugins.mode.summary import summarise
 from plugins.sink.console import Console
 from tests.plugins.sink.sink_run import RUN, feed
 

@@ -1,4 +1,4 @@
-"""Sums over the step records of a run, in constant memory. core/metrics.py turns them into
+"""Sums over the step records of a run, in constant memory. plugins/mode/summary.py turns them into
 metrics."""
 
 from collections import Counter

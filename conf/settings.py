@@ -1,0 +1,42 @@
+"""Typed settings of a run outside the engine and the plugins: the config's top-level scalars."""
+
+import re
+from dataclasses import dataclass, field
+from enum import Enum
+
+from core.config import EngineConfig, Records, require
+
+
+class ClockKind(Enum):
+    """Wall-clock time, or simulated time that only the executor moves."""
+
+    real = "real"
+    virtual = "virtual"
+
+
+@dataclass
+class RunConfig:
+    """Settings of a run outside the engine and the plugins.
+
+    seed: of random weights, workload, policies and sampling. name: label of the run, None = its
+    policies and seed. device: auto, cpu, cuda or cuda:N. clock: set by the choice of executor.
+    records: how much is written. progress: bars on long work. plugin_path: folder of a user's own
+    plugins, its conf/ beside them.
+    """
+
+    seed: int = 0
+    name: str | None = None
+    device: str = "auto"
+    clock: ClockKind = ClockKind.real
+    records: Records = Records.full
+    progress: bool = True
+    plugin_path: str | None = None
+    engine: EngineConfig = field(default_factory=EngineConfig)
+
+    def __post_init__(self) -> None:
+        require(0 <= self.seed < 2**63, "seed", "in [0, 2**63)", self.seed)
+        known = re.fullmatch(r"auto|cpu|cuda(:\d+)?", self.device) is not None
+        require(known, "device", "auto, cpu, cuda or cuda:N", self.device)
+        require(
+            self.name is None or bool(self.name.strip()), "name", "null or not empty", self.name
+        )
