@@ -48,6 +48,11 @@ def _check_references(state: EngineState) -> None:
     if (ledger.refs[owned] < 1).any():
         raise InvariantError("a page owned by requests has no holder")
     _equal("references to request pages", ledger.request_refs, int(ledger.refs[owned].sum()))
+    used = int(((ledger.classes == PageClass.TREE) & (ledger.refs > 0)).sum())
+    if memory.cache.num_evictable > ledger.num_tree - used:
+        raise InvariantError(
+            f"evictable pages: {memory.cache.num_evictable} of {ledger.num_tree}, {used} in use"
+        )
 
 
 def _check_sequences(state: EngineState) -> None:

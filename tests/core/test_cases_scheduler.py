@@ -6,11 +6,12 @@ import pytest
 from plugins.batching.chunked import Chunked
 from plugins.batching.prefill_first import PrefillFirst
 from plugins.cache.none import NoCache
+from plugins.cache.radix import Radix
 from plugins.order.priority import Priority
 from plugins.preemption.evict_shortest import EvictShortest
 from plugins.preemption.last_admitted import LastAdmitted
 from plugins.preemption.priority import PreemptLowestPriority
-from tests.engine_harness import Arrival, check_alive, make_engine, run
+from tests.engine_harness import Arrival, check_alive, make_engine, run, sequence_of
 
 OVERLAP = pytest.mark.parametrize("overlap", [False, True])
 
@@ -188,6 +189,64 @@ def test_resumed_request_counts_its_own_old_pages_once(overlap):
     assert {record.finish_reason for record in out.records.values()} == {"length"}
 
 
+def preempting(engine, name, outputs):
+    """A before_step that preempts a request whenever it has so many output tokens."""
+    left = list(outputs)
+
+    def before_step(step):
+        if left and name in engine.state.live:
+            sequence = sequence_of(engine, name)
+            known = len(sequence.tokens) - len(sequence.request.prompt)
+            if known >= left[0] and sequence.row is not None:
+                engine.state.preempt(sequence)
+                left.pop(0)
+
+    return before_step
+
+
+@OVERLAP
+@pytest.mark.parametrize("cache", [Radix, NoCache])
+@pytest.mark.parametrize("batching", [Chunked(slice_tokens=32), PrefillFirst()])
+def test_resumed_request_prefills_what_it_lost_and_goes_on(batching, cache, overlap):
+    """S19: three times; the phase comes from computed against known tokens alone."""
+    engine = make_engine(budget=32, overlap=overlap, batching=batching, cache=cache())
+    hook = preempting(engine, "A", [5, 10, 15])
+    out = run(engine, [Arrival(0, "A", 40, 20), Arrival(0, "B", 10, 30)], before_step=hook)
+    assert out.records["A"].preemptions == 3
+    assert len(out.tokens("A")) == 20
+    lost = sum(choice.detail["cached_tokens"] for choice in out.choices("resumed", "A"))
+    assert out.records["A"].recomputed_tokens + lost >= 45 + 50 + 55 - 3
+    assert (lost > 0) == (cache is Radix)
+
+
+@OVERLAP
+def test_stream_of_a_resumed_request_has_each_token_once(overlap):
+    """S24: prompt of 3, preempted at 20 outputs; re-prefill covers prompt and outputs."""
+    engine = make_engine(overlap=overlap)
+    streams = []
+    for name, hook in [("A", None), ("B", preempting(engine, "B", [20]))]:
+        arrival = Arrival(0, name, 3, 40, ("A", 3), params={"seed": 1})
+        out = run_again(engine, arrival, hook)
+        streams.append([int(t) for event in out for t in event.token_ids])
+    assert engine.records["B"].preemptions == 1
+    assert streams[0] == streams[1]
+    assert len(streams[0]) == 40
+    assert engine.records["B"].recomputed_tokens >= 22 - 16
+
+
+def run_again(engine, arrival, before_step):
+    engine.submit(arrival.request(engine.clock.now()))
+    events = []
+    for step in range(200):
+        if before_step is not None:
+            before_step(step)
+        event = engine.step()
+        events += [] if event is None else [event]
+        if not engine.has_work:
+            return events
+    raise AssertionError("not done")
+
+
 def test_full_prefill_gate_bounds_recomputing_with_long_prompts_and_no_cache():
     """S21."""
     engine = make_engine(pages=12, budget=16, seqs=8, cache=NoCache())
@@ -220,8 +279,8 @@ def test_chunked_prefill_advances_without_the_cache(cache, fields):
 def test_request_that_ends_with_its_first_token_in_a_mixed_batch_gives_its_slot_back(overlap):
     """S28."""
     engine = make_engine(pages=64, seqs=4, overlap=overlap)
-    short = [Arrival(3 + i, f"B{i}", 40, 1) for i in range(250)]
-    out = run(engine, [Arrival(0, "A", 8, 280), *short])
+    short = [Arrival(3 + i, f"B{i}", 40, 1) for i in range(120)]
+    out = run(engine, [Arrival(0, "A", 8, 150), *short])
     mixed = [e for e in out.events if e.record.prefill_tokens and e.record.decode_tokens]
-    assert len(mixed) >= 250
-    assert all(out.first_token_step(f"B{i}") <= 3 + i + 1 for i in range(250))
+    assert len(mixed) >= 120
+    assert all(out.first_token_step(f"B{i}") <= 3 + i + 1 for i in range(120))

@@ -3,6 +3,8 @@
 import numpy as np
 import pytest
 
+from core.ledger import PageClass
+from core.request import FinishReason
 from core.table import State
 from plugins.allocator.contiguous import Contiguous
 from plugins.cache.none import NoCache
@@ -86,6 +88,22 @@ def test_forks_wait_when_no_slot_is_free(cache, overlap):
 def test_more_choices_than_rows_all_come_to_their_end(overlap):
     out = run(make_engine(seqs=3, overlap=overlap), [Arrival(0, "A", 20, 3, params=asks(20))])
     assert [len(choice.token_ids) for choice in out.records["A"].choices] == [3] * 20
+
+
+def test_prefix_of_a_fork_stays_locked_when_the_first_choice_is_gone():
+    engine = make_engine(end_token_ids=(1,))
+    engine.submit(Arrival(0, "A", 40, 30, params=asks(2)).request())
+    for _ in range(3):
+        engine.step()
+    first, fork = (sequence_of(engine, "A", choice) for choice in (0, 1))
+    engine.state.finish(first, FinishReason.stop)
+    memory = engine.state.memory
+    shared = memory.pages_of(fork)[:2].copy()
+    memory._evict(memory.cache.num_evictable)
+    assert (memory.ledger.classes[shared] == PageClass.TREE).all()
+    assert len(memory.cache.evict(99)) == 0
+    finish(engine)
+    check_idle(engine)
 
 
 @OVERLAP

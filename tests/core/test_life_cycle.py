@@ -213,3 +213,12 @@ def test_close_releases_the_executor():
     engine.executor.close = lambda: closed.append(True)
     engine.close()
     assert closed == [True]
+
+
+@pytest.mark.parametrize("record_rows", [True, False])
+def test_rows_are_listed_only_if_asked_for(record_rows):
+    engine = make_engine()
+    engine.record_rows = record_rows
+    out = run(engine, [Arrival(0, "A", 10, 3)])
+    assert [event.record.num_rows for event in out.events] == [1, 1, 1]
+    assert [len(event.record.rows) for event in out.events] == [int(record_rows)] * 3

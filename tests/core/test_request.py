@@ -64,7 +64,7 @@ def test_min_tokens_must_not_exceed_max_tokens():
 
 @pytest.mark.parametrize("bias", [{-1: 1.0}, {3: math.nan}, {3: math.inf}])
 def test_logit_bias_must_map_token_ids_to_finite_numbers(bias):
-    with pytest.raises(RequestError, match="logit_bias must map token ids >= 0 to finite numbers"):
+    with pytest.raises(RequestError, match="logit_bias must map ids >= 0 to finite numbers"):
         SamplingParams(logit_bias=bias)
 
 

@@ -92,6 +92,18 @@ def test_keys_for_a_step_of_some_leave_the_others_alone():
     assert bench.asked == [[drifting]]
 
 
+def test_one_that_left_does_not_make_the_steady_ask_again():
+    bench = Bench()
+    bench.add(1.0)
+    bench.refresh()
+    bench.hold = Hold.STEP
+    drifting = bench.add(2.0)
+    bench.refresh(step=1)
+    bench.queue.discard(drifting)
+    bench.refresh(step=2)
+    assert bench.asked == []
+
+
 def test_keys_until_a_time_are_asked_for_at_that_time():
     bench = Bench(hold=5.0)
     a, b = bench.add(1.0), bench.add(2.0)

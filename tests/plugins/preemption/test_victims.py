@@ -92,7 +92,7 @@ def test_policies_for_pages_displace_nobody(policy, cause):
 @pytest.mark.parametrize("overlap", [False, True])
 def test_every_policy_brings_all_requests_to_their_end_under_pressure(policy, overlap):
     engine = make_engine(pages=8, overlap=overlap, plugins={"mine": policy})
-    arrivals = [Arrival(i, f"r{i}", 20 + 3 * i, 40, fields={"priority": i % 3}) for i in range(8)]
+    arrivals = [Arrival(i, f"r{i}", 20 + 3 * i, 30, fields={"priority": i % 3}) for i in range(6)]
     out = run(engine, arrivals)
     assert out.preemptions() > 0
     assert {choice.plugin for choice in out.choices("preempted")} == {"mine"}
