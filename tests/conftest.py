@@ -8,6 +8,9 @@ from pathlib import Path
 
 import pytest
 
+# Test processes share the cores: two of them with two spinning OpenMP threads each crawl.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+
 PLUGINS = '''
 import json
 

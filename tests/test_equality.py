@@ -44,7 +44,9 @@ BATCHING = {"chunked": lambda: Chunked(slice_tokens=16), "prefill_first": Prefil
 CACHES = {"radix": Radix, "none": NoCache}
 PRESSURES = ("free", "forced", "scarce")
 MATRIX = list(itertools.product(BATCHING, (1, 16), CACHES, PRESSURES))
-FORCED_EVERY = 5  # steps between preemptions without need
+FORCED_EVERY, FORCED_TIMES = 5, 12  # steps between preemptions without need, and how many
+TINY_TOKENS = 20
+SCARCE_POOL = 112  # tokens; the longest tiny request needs 100 of them
 
 
 class Shared:
@@ -74,9 +76,9 @@ def make(model, batching, page_size, cache_name, pool_tokens, overlap=False) -> 
     return build_engine(hooks, config, 0, RealClock())
 
 
-def generate(engine, prompts, max_tokens, pressure) -> list[list[int]]:
+def generate(engine, prompts, max_tokens, pressure, ignore_eos=False) -> list[list[int]]:
     """Tokens of all prompts served together. Streams and records must agree."""
-    params = SamplingParams(max_tokens=max_tokens, temperature=0.0)
+    params = SamplingParams(max_tokens=max_tokens, temperature=0.0, ignore_eos=ignore_eos)
     for index, prompt in enumerate(prompts):
         engine.submit(Request(str(index), np.array(prompt, np.int32), params))
     streams: dict[str, list[int]] = {str(index): [] for index in range(len(prompts))}
@@ -84,7 +86,9 @@ def generate(engine, prompts, max_tokens, pressure) -> list[list[int]]:
         if not engine.has_work:
             break
         state = engine.state
-        if pressure == "forced" and step % FORCED_EVERY == 0 and len(state.running):
+        assert step < 2000, "no end in sight"
+        due = step % FORCED_EVERY == 0 and step < FORCED_EVERY * FORCED_TIMES
+        if pressure == "forced" and due and len(state.running):
             victim = int(state.running[step // FORCED_EVERY % len(state.running)])
             state.preempt(state.table.at(victim))
         event = engine.step()
@@ -97,15 +101,18 @@ def generate(engine, prompts, max_tokens, pressure) -> list[list[int]]:
 
 
 @cache
-def tiny(family: str) -> tuple[Any, list[list[int]], list[list[int]]]:
-    """(model, prompts, reference tokens) of a random model, made once."""
+def tiny(family: str) -> tuple[Any, list[list[int]], dict[bool, list[list[int]]]]:
+    """(model, prompts, reference tokens by ignore_eos) of a random model, made once."""
     import tempfile
 
     folder = Path(tempfile.mkdtemp(prefix=f"tiny-{family}-"))
     save_tiny(family, folder, seed=1)
     prompts = random_prompts([1, 15, 16, 17, 33, 48, 60], seed=2)
     prompts += [prompts[4][:20] + prompts[5], prompts[6] + [9], prompts[3]]
-    expected = reference_generate(folder, prompts, 24)
+    expected = {
+        ignore: reference_generate(folder, prompts, TINY_TOKENS, ignore_eos=ignore)
+        for ignore in (False, True)
+    }
     model = HuggingFaceModel(path=str(folder)).build_model(ModelQuery("cpu", 0, False))
     return model, prompts, expected
 
@@ -118,10 +125,10 @@ def preemptions(engine: Engine) -> int:
 def test_tiny_models_every_combination_equals_transformers(family):
     model, prompts, expected = tiny(family)
     for batching, page_size, cache_name, pressure in MATRIX:
-        pool = 96 if pressure == "scarce" else 2048
-        engine = make(model, batching, page_size, cache_name, pool)
-        got = generate(engine, prompts, 24, pressure)
-        assert got == expected, (batching, page_size, cache_name, pressure)
+        scarce = pressure == "scarce"  # and no early end, so that memory does run out
+        engine = make(model, batching, page_size, cache_name, SCARCE_POOL if scarce else 2048)
+        got = generate(engine, prompts, TINY_TOKENS, pressure, ignore_eos=scarce)
+        assert got == expected[scarce], (batching, page_size, cache_name, pressure)
         if pressure != "free":
             assert preemptions(engine) >= 3, (batching, page_size, cache_name, pressure)
 
@@ -130,16 +137,18 @@ def test_tiny_models_every_combination_equals_transformers(family):
 def test_tiny_models_overlapping_launches_equal_transformers(family):
     model, prompts, expected = tiny(family)
     for pressure in PRESSURES:
-        pool = 96 if pressure == "scarce" else 2048
+        scarce = pressure == "scarce"
+        pool = SCARCE_POOL if scarce else 2048
         engine = make(model, "chunked", 16, "radix", pool, overlap=True)
-        assert generate(engine, prompts, 24, pressure) == expected, pressure
+        got = generate(engine, prompts, TINY_TOKENS, pressure, ignore_eos=scarce)
+        assert got == expected[scarce], pressure
 
 
 def test_tiny_model_seeded_sampling_independent_of_schedule():
     model, prompts, _ = tiny("llama")
     results = []
     for batching, page_size, cache_name, pressure in MATRIX[:: len(MATRIX) // 6]:
-        pool = 96 if pressure == "scarce" else 2048
+        pool = SCARCE_POOL if pressure == "scarce" else 2048
         engine = make(model, batching, page_size, cache_name, pool)
         for index, prompt in enumerate(prompts):
             params = SamplingParams(
@@ -181,6 +190,7 @@ def smollm2() -> tuple[Any, list[list[int]], list[list[int]]]:
     reference = transformers.AutoModelForCausalLM.from_pretrained(
         model_folder(False), dtype=torch.float32
     ).eval()
+    reference.generation_config.eos_token_id = None  # eight tokens each: tiny models test the ends
     expected = []
     for prompt in prompts:
         ids = torch.tensor([prompt])
@@ -194,8 +204,8 @@ def smollm2() -> tuple[Any, list[list[int]], list[list[int]]]:
 @pytest.mark.parametrize(("batching", "page_size", "cache_name", "pressure"), MATRIX)
 def test_smollm2_real_prompts_equal_transformers(batching, page_size, cache_name, pressure):
     model, prompts, expected = smollm2()
-    pool = 224 if pressure == "scarce" else 4096
+    pool = 80 if pressure == "scarce" else 4096
     engine = make(model, batching, page_size, cache_name, pool)
-    assert generate(engine, prompts, 8, pressure) == expected
+    assert generate(engine, prompts, 8, pressure, ignore_eos=True) == expected
     if pressure != "free":
         assert preemptions(engine) >= 3
