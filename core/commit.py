@@ -41,7 +41,7 @@ class Committer:
                 continue  # an end token of the launch before ended it
             if state.may_cache(sequence):
                 record.duplicate_prefill_tokens += state.memory.publish(sequence)
-            if sequence.waiting_forks and ends[index] >= prompt[index]:
+            if table.forks[sequence.slot] and ends[index] >= prompt[index]:
                 self._fork(sequence)
             if ending[index]:
                 record.duplicate_prefill_tokens += state.drain(sequence)
@@ -127,7 +127,8 @@ class Committer:
         shares = state.memory.allocator.shares_pages
         num_pages = (int(state.table.prompt[parent.slot]) - 1) // state.memory.page_size
         live = state.live[parent.request.request_id]
-        forks, parent.waiting_forks = parent.waiting_forks, 0
+        forks = int(state.table.forks[parent.slot])
+        state.table.forks[parent.slot] = 0
         for choice in range(parent.request.params.n - forks, parent.request.params.n):
             predicted = float(state.table.predicted_output[parent.slot])
             child = state.table.add(parent.request, choice, live.record.choices[choice], predicted)

@@ -140,8 +140,7 @@ class Sequence:
 
     record: times and steps of its tokens. tokens: prompt and generated ids, int32. page_keys:
     digests of the whole pages of `tokens`, grown on demand. prefix: the cache's lock handle, or
-    None. row: device table row while running or draining. waiting_forks: choices that start from
-    this one's prompt pages once they are computed.
+    None. row: device table row while running or draining.
     """
 
     id: int
@@ -152,7 +151,6 @@ class Sequence:
     page_keys: NDArray[np.uint64] = field(default_factory=lambda: np.empty(0, np.uint64))
     prefix: Any | None = None
     row: int | None = None
-    waiting_forks: int = 0
     cacheable: bool | None = None  # decide_cache_admission's answer, None = not asked yet
     ending: FinishReason = FinishReason.length  # why it drains, once it does
     error: str = ""

@@ -77,7 +77,7 @@ class EngineState:
             sequence = self.table.add(
                 request, 0, record.choices[0], self.predictor.predict(request)
             )
-            sequence.waiting_forks = request.params.n - 1
+            self.table.forks[sequence.slot] = request.params.n - 1
             live.sequences.append(sequence)
             self.waiting.push(sequence.id)
         return live
@@ -101,13 +101,13 @@ class EngineState:
                 )
 
     def finish(self, sequence: Sequence, reason: FinishReason, error: str = "") -> None:
-        """End one choice; the request ends with its last, or at once if others did not start."""
+        """End one choice; the request ends with its last."""
         live = self.live[sequence.request.request_id]
         if reason is FinishReason.stop:
             self.memory.publish(sequence)
         self._remove(live, sequence)
         live.record.choices[sequence.choice].finish_reason = reason.value
-        if not live.sequences or sequence.waiting_forks:
+        if not live.sequences:
             self.end(live, reason, error)
 
     def end(self, live: Live, reason: FinishReason, error: str = "") -> None:

@@ -56,6 +56,7 @@ FACTS: dict[str, type[np.generic]] = {  # what policies may see
     "session": np.int32,
     "deadline_s": np.float64,  # inf = none
     "preemptions": np.int32,
+    "forks": np.int32,  # choices that will start from its prompt's pages
     "admitted_order": np.int64,  # counts admissions; the last admitted has the highest
     "last_step": np.int64,  # last step that ran it; -1 = never
     "predicted_output": np.float64,  # the length predictor's answer at arrival

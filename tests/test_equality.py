@@ -1,7 +1,7 @@
-"""Greedy tokens equal those of transformers.generate in float32, whatever the engine does meanwhile.
+"""Greedy tokens equal those of transformers.generate in float32, whatever the engine does.
 
-Every combination of batching, page size, prefix cache and memory pressure, for a tiny random model of each
-family and for the embedded model on real prompts.
+Every combination of batching, page size, prefix cache and memory pressure, for a tiny random model
+of each family. test_equality_smollm2.py does the same with the embedded model on real prompts.
 """
 
 import itertools
@@ -11,7 +11,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-import torch
 
 from core.build import build_engine
 from core.clock import RealClock
@@ -33,11 +32,9 @@ from plugins.cache.none import NoCache
 from plugins.cache.radix import Radix
 from plugins.executor.torch_runner import TorchRunner
 from plugins.model.loader import HuggingFaceModel
-from plugins.model.smollm2 import SmolLM2
 from plugins.order.fcfs import Fcfs
 from plugins.predictor.max_tokens_share import MaxTokensShare
 from plugins.preemption.last_admitted import LastAdmitted
-from plugins.workload.prompts import Prompts
 from tests.tiny_models import FAMILIES, random_prompts, reference_generate, save_tiny
 
 BATCHING = {"chunked": lambda: Chunked(slice_tokens=16), "prefill_first": PrefillFirst}
@@ -60,13 +57,15 @@ class Shared:
         return self.model
 
 
-def make(model, batching, page_size, cache_name, pool_tokens, overlap=False) -> Engine:
+def make(
+    model, batching, page_size, cache_name, pool_tokens, overlap=False, seqs=8, budget=48
+) -> Engine:
     plugins = [Fcfs(), PromptFits(growth_share=0), BATCHING[batching](), LastAdmitted()]
     plugins += [Paged(page_size), CACHES[cache_name](), Lru(), AdmitAll(), MaxTokensShare()]
     plugins += [TorchRunner(), PagedAttention(paged_decode, paged_extend), Shared(model)]
     config = EngineConfig(
-        max_num_seqs=8,
-        max_num_batched_tokens=48,
+        max_num_seqs=seqs,
+        max_num_batched_tokens=budget,
         max_model_len=256,
         pool_tokens=pool_tokens,
         overlap=overlap,
@@ -174,38 +173,3 @@ def test_tiny_model_seeded_sampling_independent_of_schedule():
     assert all(result == results[0] for result in results)
     first, second = results[0]["1"]
     assert first != second, "choices of one request must differ"
-
-
-@cache
-def smollm2() -> tuple[Any, list[list[int]], list[list[int]]]:
-    """(model, 16 shortest GSM8K questions as ids, reference tokens)."""
-    import transformers
-
-    from plugins.model.smollm2_files import model_folder
-
-    model = SmolLM2().build_model(ModelQuery("cpu", 0, False))
-    workload = Prompts(dataset="gsm8k", num_requests=100, max_tokens=8, chat=False)
-    asked = workload.requests(model.tokenizer, model.vocab_size, 0)
-    prompts = sorted((request.prompt.tolist() for request in asked), key=len)[:16]
-    reference = transformers.AutoModelForCausalLM.from_pretrained(
-        model_folder(False), dtype=torch.float32
-    ).eval()
-    reference.generation_config.eos_token_id = None  # eight tokens each: tiny models test the ends
-    expected = []
-    for prompt in prompts:
-        ids = torch.tensor([prompt])
-        out = reference.generate(
-            ids, attention_mask=torch.ones_like(ids), do_sample=False, max_new_tokens=8
-        )
-        expected.append(out[0, len(prompt) :].tolist())
-    return model, prompts, expected
-
-
-@pytest.mark.parametrize(("batching", "page_size", "cache_name", "pressure"), MATRIX)
-def test_smollm2_real_prompts_equal_transformers(batching, page_size, cache_name, pressure):
-    model, prompts, expected = smollm2()
-    pool = 80 if pressure == "scarce" else 4096
-    engine = make(model, batching, page_size, cache_name, pool)
-    assert generate(engine, prompts, 8, pressure, ignore_eos=True) == expected
-    if pressure != "free":
-        assert preemptions(engine) >= 3

@@ -1,7 +1,8 @@
 """Host time of a decode-only step by part, for 1 to 1,024 running requests.
 
-Run from the clone: `python -m experiments.planning_cost.plan`. Each time is a median over steps; beside it
-stands its multiple of a fixed reference loop timed in the same run, which travels between machines better.
+Run from the clone: `python -m experiments.planning_cost.plan`. Each time is a median over steps;
+beside it stands its multiple of a fixed reference loop timed in the same run, which travels better
+between machines.
 """
 
 from statistics import median
@@ -40,7 +41,7 @@ def reference_us() -> float:
     for _ in range(200):
         start = perf_counter()
         for _ in range(64):
-            array + array  # noqa: B018
+            array + array
         times.append((perf_counter() - start) * 1e6)
     return median(times)
 

@@ -12,8 +12,7 @@ from core.queries import AdmissionDecision, AdmissionQuery, Verdict
 class ReserveMax:
     """Admit while the candidate's and all running requests' largest needs fit the pool together.
 
-    Choices beyond a request's first (n > 1) start without being asked about, so they are not
-    reserved for and may be preempted.
+    Each choice still to come (n > 1) counts as a whole sequence, though it will share its prompt.
     """
 
     @hookimpl
@@ -21,10 +20,12 @@ class ReserveMax:
         """Worst case of everyone against free + evictable pages."""
         running = query.running
         longest = running.prompt + running.max_output
-        growth = -(-longest // query.page_size) - running.pages_held
+        pages = -(-longest // query.page_size)
+        growth = pages * (1 + running.forks) - running.pages_held
         reserved = int(np.maximum(growth, 0).sum())
         supply = query.pages_free + query.pages_evictable - reserved
         need = max(query.pages_at_most, query.pages_reserved_at_once)
+        need *= 1 + int(query.candidate.forks[0])
         fits = need <= supply and query.allocatable(need)
         # A request whose own worst case exceeds the pool may still run alone.
         verdict = Verdict.ADMIT if fits or not len(running) else Verdict.WAIT

@@ -13,7 +13,7 @@ from core.queries import BatchDecision, BatchQuery
 
 
 class PrefillFirst:
-    """token_budget: tokens of a step, None = the engine's limit. A prompt longer than that is cut."""
+    """token_budget: tokens of a step, None = the engine's limit. Longer prompts are cut."""
 
     def __init__(self, token_budget: int | None = None) -> None:
         require(

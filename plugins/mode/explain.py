@@ -27,7 +27,7 @@ class Explain:
         self.folder = Path(run).expanduser()
         self.request = request
 
-    def run(self, session: Session) -> dict[str, Any]:  # noqa: ARG002 - the protocol's
+    def run(self, session: Session) -> dict[str, Any]:
         """Print the story; returns its events. Raises ConfigError for a folder without records or
         an id that is not in them."""
         require(self.folder.is_dir(), "run", "the folder of a run", str(self.folder))

@@ -154,7 +154,7 @@ class _DenseAttend:
 
     def __call__(
         self,
-        layer: int,  # noqa: ARG002 - no cache to find
+        layer: int,
         q: Tensor,
         k: Tensor,
         v: Tensor,

@@ -36,7 +36,7 @@ class FiguresSink:
         """Keep one ended request."""
         self._records.append(record)
 
-    def close(self, run: RunInfo, summary: dict[str, Any]) -> None:  # noqa: ARG002 - protocol
+    def close(self, run: RunInfo, summary: dict[str, Any]) -> None:
         """Draw; a run without a single step has nothing to draw."""
         series = self._series.read()
         self._folder.mkdir(exist_ok=True)

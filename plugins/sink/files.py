@@ -82,7 +82,7 @@ class FilesSink:
             self._tokens["step"].extend(choice.steps)
         self._count += 1
 
-    def close(self, run: RunInfo, summary: dict[str, Any]) -> None:  # noqa: ARG002 - protocol
+    def close(self, run: RunInfo, summary: dict[str, Any]) -> None:
         """Write tokens.npz, then summary.json."""
         self._close_streams()
         if self._requests is not None:
@@ -96,7 +96,7 @@ class FilesSink:
         part.write_text(text + "\n", encoding="utf-8")
         os.replace(part, self._folder / "summary.json")
 
-    def fail(self, error: BaseException) -> None:  # noqa: ARG002 - optional part of a sink
+    def fail(self, error: BaseException) -> None:
         """The run broke: keep what was written, and no summary.json."""
         self._close_streams()
 

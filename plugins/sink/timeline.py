@@ -81,11 +81,11 @@ class TimelineSink:
             if record.finished_s is not None:
                 self._track(record, number, stream, turns, record.finished_s)
 
-    def close(self, run: RunInfo, summary: dict[str, Any]) -> None:  # noqa: ARG002 - protocol
+    def close(self, run: RunInfo, summary: dict[str, Any]) -> None:
         """Complete the JSON."""
         self._finish()
 
-    def fail(self, error: BaseException) -> None:  # noqa: ARG002 - optional part of a sink
+    def fail(self, error: BaseException) -> None:
         """The run broke: what there is stays readable."""
         self._finish()
 

@@ -51,7 +51,7 @@ class Prompts:
     def requests(
         self,
         tokenizer: Any | None,
-        vocab_size: int,  # noqa: ARG002 - part of the protocol
+        vocab_size: int,
         seed: int,
     ) -> Sequence[Request]:
         """The requests in order of arrival; ids NAME-0, NAME-1, ...

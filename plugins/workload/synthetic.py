@@ -47,7 +47,7 @@ class Synthetic:
 
     def requests(
         self,
-        tokenizer: Any | None,  # noqa: ARG002 - part of the protocol
+        tokenizer: Any | None,
         vocab_size: int,
         seed: int,
     ) -> Sequence[Request]:

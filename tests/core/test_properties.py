@@ -1,7 +1,7 @@
 """Random sequences of submit, abort, step, forced preemption and eviction, in strict mode.
 
-The scripted executor checks on every launch that each row reads exactly its own tokens' KV; strict mode
-recounts the books after every step. What is left to assert here: streams, ends and an idle engine.
+The scripted executor checks on every launch that each row reads exactly its own KV; strict
+mode recounts the books after every step. What is left to assert here: streams, ends, an idle engine.
 """
 
 import numpy as np
@@ -30,7 +30,7 @@ STREAMS = Fake(vocab_size=VOCAB, end_token_ids=END_TOKENS)
 
 
 class ForcePreemption:
-    """Displaces for the first waiting request whenever armed: preemption without memory pressure."""
+    """Displaces for the first waiting request whenever armed: preemption without need."""
 
     displaces = True
 
@@ -177,7 +177,7 @@ class EngineMachine(RuleBasedStateMachine):
                 self._check_streams(record)
 
     def _check_streams(self, record):
-        """Tokens are the script's, in order, each once; the end is the one that the request asked for."""
+        """Tokens are the script's, in order, each once; the end is as the request asked."""
         request = self.requests[record.request_id]
         for choice, entry in enumerate(record.choices):
             tokens = list(entry.token_ids)

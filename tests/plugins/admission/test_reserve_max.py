@@ -76,6 +76,7 @@ def test_nothing_is_ever_preempted_in_a_random_run(make, overlap):
             int(rng.integers(1, 100)),
             int(rng.integers(1, 60)),
             ("base", int(rng.integers(0, 40))),
+            params={"n": int(rng.integers(1, 3))},
         )
         for i in range(14)
     ]
