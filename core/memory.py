@@ -139,7 +139,7 @@ class KVMemory:
     def grow(self, slots: Slots, num_tokens: NDArray[np.int32]) -> None:
         """Append the pages that `slots` lack for `num_tokens` more, which the supply must hold."""
         counts = self.pages_short(slots, num_tokens)
-        growing = np.flatnonzero(counts)
+        growing = counts.nonzero()[0]
         if len(growing) == 0:
             return
         slots, counts = slots[growing], counts[growing]

@@ -38,10 +38,10 @@ class Chunked:
         running = query.running
         remaining = running.remaining
         budget = min(self.token_budget or query.token_limit, query.token_limit)
+        if len(remaining) <= budget and remaining.max() == 1:
+            return BatchDecision(running.id, remaining, "decode")
         decoding = np.flatnonzero(remaining == 1)[:budget]
         prompts = np.flatnonzero(remaining > 1)
-        if len(prompts) == 0:
-            return BatchDecision(running.id[decoding], np.ones(len(decoding), np.int32), "decode")
         left = budget - len(decoding)
         slices = self._share(remaining[prompts], left)
         served = slices > 0

@@ -1,7 +1,7 @@
 """Random sequences of submit, abort, step, forced preemption and eviction, in strict mode.
 
 The scripted executor checks on every launch that each row reads exactly its own KV; strict
-mode recounts the books after every step. What is left to assert here: streams, ends, an idle engine.
+mode recounts the books after every step. What is left to assert: streams, ends, an idle engine.
 """
 
 import numpy as np
