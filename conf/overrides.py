@@ -1,6 +1,7 @@
 """What the command line asks for, read before Hydra starts: the plugin path, unknown names."""
 
 import os
+import re
 import sys
 from collections.abc import Iterable, Sequence
 from pathlib import Path
@@ -72,9 +73,13 @@ def _is_override(argument: str) -> bool:
 def _quoted(argument: str) -> str:
     """Free text may hold commas and braces; Hydra would read them as a sweep."""
     key, _, text = argument.partition("=")
-    if key not in FREE_TEXT or text[:1] in ("'", '"', ""):
+    whole = len(text) > 1 and text[0] == text[-1] and text[0] in "'\""
+    if key not in FREE_TEXT or whole or not text:
         return argument
-    escaped = text.replace("\\", "\\\\").replace('"', '\\"')
+    # Within Hydra's quotes a backslash escapes a quote alone, and itself only before one;
+    # OmegaConf reads ${ as an interpolation unless a backslash stands before it.
+    escaped = re.sub(r'(\\*)(")', r"\1\1\\\2", text.replace("${", "\\${"))
+    escaped = re.sub(r"(\\+)$", r"\1\1", escaped)
     return f'{key}="{escaped}"'
 
 

@@ -39,16 +39,14 @@ class Admission:
         if not len(state.waiting):
             return []
         self._refresh(record)
-        beneficiary = self._displace(record)
         admitted: list[Admitted] = []
-        if beneficiary is not None:
-            # After a preemption nothing waiting starts in this step but the one it was done for.
-            self._consider(beneficiary, record, admitted)
-            return admitted
         index = skipped = 0
         while index < len(state.waiting) and skipped < MAX_CANDIDATES:
-            verdict = self._consider(state.table.of(state.waiting.at(index)), record, admitted)
+            candidate = state.table.of(state.waiting.at(index))
+            verdict = self._consider(candidate, record, admitted)
             if verdict is Verdict.WAIT:
+                if not admitted:
+                    self._displace(candidate, record, admitted)
                 break
             if verdict is Verdict.SKIP:
                 index, skipped = index + 1, skipped + 1
@@ -116,10 +114,8 @@ class Admission:
             plugin, decision = CORE, AdmissionDecision(Verdict.WAIT, self._no_run(look))
         kind = "refused" if decision.verdict is Verdict.WAIT else "skipped"
         state.note(record, sequence, kind, plugin, decision.reason)
-        if reserved := state.memory.allocator.reserved_at_admission(
-            look.pages_needed, look.pages_at_most
-        ):
-            unusable = state.memory.allocator.unusable_pages(reserved)
+        if look.pages_reserved:
+            unusable = state.memory.allocator.unusable_pages(look.pages_reserved)
             record.external_tokens = unusable * state.memory.page_size
         return decision.verdict
 
@@ -135,9 +131,7 @@ class Admission:
             pages_free=memory.ledger.num_free,
             pages_evictable=look.pages_evictable,
             pages_promised=int(np.maximum(promised, 0).sum()),
-            pages_reserved_at_once=memory.allocator.reserved_at_admission(
-                look.pages_needed, look.pages_at_most
-            ),
+            pages_reserved_at_once=look.pages_reserved,
             pool_pages=memory.ledger.num_pages,
             page_size=memory.page_size,
             allocatable=memory.allocatable,
@@ -154,33 +148,27 @@ class Admission:
         return decision, plugin
 
     def _no_run(self, look: Look) -> str:
-        need = self._state.memory.allocator.reserved_at_admission(
-            look.pages_needed, look.pages_at_most
-        )
+        need = look.pages_reserved
         return f"no run of {need} free pages among {self._state.memory.ledger.num_free}"
 
-    def _displace(self, record: StepRecord) -> Sequence | None:
-        """Let a displacing policy preempt for the first waiting request, if that one cannot start;
-        returns it if anyone was preempted."""
+    def _displace(self, head: Sequence, record: StepRecord, admitted: list[Admitted]) -> None:
+        """Let a displacing policy preempt for the first waiting request, victim by victim until
+        admission lets it start; nobody else starts in such a step."""
         state = self._state
-        if not state.hooks.displaces or not len(state.running):
-            return None
-        head = state.table.of(state.waiting.at(0))
-        cause, short = self._blocked(head)
-        if cause is None:
-            return None
+        if not (state.hooks.displaces and len(state.running)) or state.table.in_flight[head.slot]:
+            return
+        cause, short = self._lack(head)
         victims, reason = ask_victims(state, record, cause, short, head)
         for victim in victims:
-            if self._blocked(head)[0] is None:
-                break
             beneficiary = head.request.request_id
             preempt(state, record, victim, cause, reason, beneficiary=beneficiary)
-        return head if victims else None
+            if self._consider(head, record, admitted) is Verdict.ADMIT:
+                return
 
-    def _blocked(self, head: Sequence) -> tuple[Cause | None, int]:
+    def _lack(self, head: Sequence) -> tuple[Cause, int]:
         state = self._state
         if len(state.running) >= state.config.max_num_seqs:
             return Cause.SLOTS, 0
         look = state.memory.look(head)
-        short = look.pages_needed - state.memory.ledger.num_free - look.pages_evictable
-        return (Cause.DISPLACE, short) if short > 0 else (None, 0)
+        supply = state.memory.ledger.num_free + look.pages_evictable
+        return Cause.DISPLACE, max(max(look.pages_needed, look.pages_reserved) - supply, 0)

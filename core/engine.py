@@ -76,6 +76,11 @@ class Engine:
         work = self._inbox or self.state.live or self._in_flight
         return bool(work) or self._unsent is not None
 
+    @property
+    def stalled(self) -> bool:
+        """Requests wait, and nothing runs or is in flight: only a new arrival or time can help."""
+        return self._idle_steps > 0
+
     def submit(self, request: Request) -> None:
         """Queue a request for the next step. Raises RequestError if it is malformed; one that can
         never fit the pool or the model's length ends at once, with a record that says so."""
@@ -163,6 +168,7 @@ class Engine:
 
     def _drain(self) -> None:
         while self._inbox:
+            self._idle_steps = 0
             item = self._inbox.popleft()
             if isinstance(item, str):
                 live = self.state.live.get(item)

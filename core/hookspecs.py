@@ -31,8 +31,9 @@ class HookSpecs:
     @hookspec(firstresult=True)
     def decide_admission(self, query: queries.AdmissionQuery) -> queries.AdmissionDecision | None:
         """May the next waiting request start? Asked in order until the first WAIT, while a slot is
-        free. Checked: a Verdict. An admitted request whose first tokens find no page is taken back
-        unharmed."""
+        free; again for the first one after each victim displaced for it. Checked: a Verdict; and an
+        idle engine in which everyone waits for 8 steps is a PolicyError. An admitted request whose
+        first tokens find no page is taken back unharmed."""
 
     @hookspec(firstresult=True)
     def decide_batch(self, query: queries.BatchQuery) -> queries.BatchDecision | None:

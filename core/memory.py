@@ -27,6 +27,7 @@ class Look:
     cached_tokens: int
     pages_needed: int
     pages_at_most: int
+    pages_reserved: int  # to take at once on admission, 0 = on demand
     pages_evictable: int
 
 
@@ -94,11 +95,13 @@ class KVMemory:
             cached = len(match.pages)
         longest = int(self._table.prompt[sequence.slot] + self._table.max_output[sequence.slot]) - 1
         longest = min(max(longest, known), self.max_pages * self.page_size)
+        needed, at_most = self.pages_for(known) - cached, self.pages_for(longest) - cached
         return Look(
             match,
             cached * self.page_size,
-            self.pages_for(known) - cached,
-            self.pages_for(longest) - cached,
+            needed,
+            at_most,
+            self.allocator.reserved_at_admission(needed, at_most),
             self.cache.num_evictable - (match.num_unlocked_pages if match else 0),
         )
 
@@ -110,9 +113,8 @@ class KVMemory:
     def start(self, sequence: Sequence, look: Look) -> bool:
         """Give a sequence a row and its cached prefix; False, and nothing changed, if the allocator
         has to reserve pages at once and cannot."""
-        reserve = self.allocator.reserved_at_admission(look.pages_needed, look.pages_at_most)
         handle = self.cache.lock(look.match) if look.match and len(look.match.pages) else None
-        pages = self._allocate(reserve) if reserve else _NO_PAGES
+        pages = self._allocate(look.pages_reserved) if look.pages_reserved else _NO_PAGES
         if pages is None:
             if handle is not None:
                 self.cache.unlock(handle)

@@ -1,11 +1,12 @@
-"""Metrics of a request, each defined once. Latencies are taken over *completed* requests, those
-that ended with stop or length: aborted, capacity and error requests are counted apart.
+"""Metrics of a request, each defined once. plugins/mode/summary.py sums a run up in their terms.
 
-TTFT        first token - arrival, queueing included ITL         every gap between successive tokens
-of one choice, one sample a gap TPOT        (E2E - TTFT) / (n - 1), one sample a request, none for n
-= 1 (n: the longest choice) E2E, queue  finish - arrival; first admission - arrival
+Latencies are taken over *completed* requests, those that ended with stop or length: aborted,
+capacity and error requests are counted apart.
 
-plugins/mode/summary.py sums a run up in terms of these.
+- TTFT: first token - arrival, queueing included.
+- ITL: every gap between successive tokens of one choice, one sample a gap.
+- TPOT: (E2E - TTFT) / (n - 1), one sample a request, none for n = 1 (n: the longest choice).
+- E2E: finish - arrival. Queue: first admission - arrival.
 """
 
 from collections.abc import Iterable

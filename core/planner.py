@@ -107,8 +107,8 @@ class Planner:
             entry = admitted.pop()
             self._admission.take_back(entry, record)
             rows = rows.keep(rows.slots != entry.sequence.slot)
-        if len(rows.slots) == 0:
-            return self._batch(record, replanning=True)
+            if len(rows.slots) == 0:
+                rows = self._batch(record, replanning=True)
         return rows
 
     def _trim(self, rows: Rows) -> Rows:

@@ -102,7 +102,7 @@ class BatchQuery:
     """Choose this step's rows from `running`, in admission order; every row has remaining >= 1.
 
     waiting: requests still waiting. token_limit: engine.max_num_batched_tokens. replanning: True
-    when the first choice did not fit memory and requests were preempted.
+    when an earlier choice of this step did not fit memory.
     """
 
     running: RequestTable
@@ -134,7 +134,8 @@ class Cause(Enum):
 
 @dataclass(frozen=True, slots=True)
 class PreemptionQuery:
-    """Rank victims among `candidates`. pages_short: pages that must come free (0 for SLOTS).
+    """Rank victims among `candidates`. pages_short: pages that must come free (0 for SLOTS,
+    or if a waiting request lacks only the margin of the admission policy).
 
     beneficiary: a table of one waiting request for SLOTS and DISPLACE, else None. random: a
     generator seeded by the run's seed and the step.

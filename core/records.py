@@ -14,7 +14,7 @@ class Choice:
 
     kind: admitted, resumed, refused, skipped, unadmitted (its pages were short after all),
     preempted, finished. detail holds the figures of the kind: cached_tokens, pages_freed,
-    lost_tokens, cause, verdict, reason_code ...
+    lost_tokens, cause, beneficiary.
     """
 
     request_id: str

@@ -28,7 +28,7 @@ CORE = "core"  # the plugin name of decisions the core makes itself
 
 @dataclass(slots=True, eq=False)
 class Live:
-    """A request that has not ended: its record, its live sequences, choices not yet forked off."""
+    """A request that has not ended: its record and its live sequences."""
 
     request: Request
     record: RequestRecord

@@ -19,7 +19,7 @@ class ReserveMax:
     def decide_admission(self, query: AdmissionQuery) -> AdmissionDecision:
         """Worst case of everyone against free + evictable pages."""
         running = query.running
-        longest = running.prompt + running.max_output
+        longest = running.prompt + running.max_output - 1  # the last token's KV is never stored
         pages = -(-longest // query.page_size)
         growth = pages * (1 + running.forks) - running.pages_held
         reserved = int(np.maximum(growth, 0).sum())

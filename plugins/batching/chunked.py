@@ -1,10 +1,11 @@
 """Decode first, then slices of prompts, within a token budget (Sarathi-Serve, Agrawal et al., OSDI
 2024).
 
-Every decoding request gets its token; what is left of the budget goes to prompts in slices. Served
+Every decoding request gets its token (in order of admission, if there are more than the budget);
+what is left goes to prompts in slices. Served
 strictly in order, one huge prompt would hold up all behind it for as long as it takes, so a part of
 the prompt budget goes to prompts with less left to compute than the oldest, shortest first. The
-oldest keeps the rest: it is slowed down by at most 1 / (1 - short_share) and never starves.
+oldest keeps the rest: it is slowed down by at most 1 / (1 - short_share).
 """
 
 import numpy as np

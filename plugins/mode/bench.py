@@ -73,13 +73,13 @@ class Bench:
         )
         try:
             totals = self._replay(session, engine, requests)
-            session.hooks.check_all_asked(session.engine.strict)
             summary = self._summary(session, engine, requests, totals)
+            session.hooks.notify("on_run_end", summary)
         except BaseException as error:
             outlet.fail(error)
             raise
-        session.hooks.notify("on_run_end", summary)
         outlet.close(session.run, summary)
+        session.hooks.check_all_asked(session.engine.strict)
         return summary
 
     def _replay(self, session: Session, engine: Engine, requests: Sequence[Request]) -> StepTotals:
@@ -98,7 +98,7 @@ class Bench:
                 if event is not None:
                     totals.add(event.record)
                     bar.update(event)
-                elif pending and not engine.has_work:
+                if pending and (engine.stalled or not engine.has_work):
                     clock.wait_until(pending[0].arrival_s)
         return totals
 

@@ -59,7 +59,16 @@ def test_scientific_number_in_yaml_is_a_number(probe, plugin_folder, tmp_path):
     assert resolved(tmp_path)["plugins"]["mine"]["weight"] == pytest.approx(1e-4)
 
 
-def test_prompt_may_hold_any_character(command):
-    text = 'Say "hi", {you} [a,b] = 1'
+@pytest.mark.parametrize(
+    "text",
+    [
+        'Say "hi", {you} [a,b] = 1',
+        r"C:\dir \alpha",
+        '"Hi" she said',
+        "cost ${y}",
+        "it's" + chr(92),
+    ],
+)
+def test_prompt_may_hold_any_character(command, text):
     outcome = command("mode=generate", f"prompt={text}", "--cfg", "job", "-p", "prompt")
     assert (outcome.code, outcome.out) == (0, text + "\n")

@@ -77,5 +77,6 @@ def test_decide_preemption_is_asked_for_the_waiting_only_if_a_plugin_displaces()
     assert query.beneficiary.prompt.tolist() == [20]
     short = spy("decide_preemption", displaces=True)
     spied(short, [Arrival(0, "A", 100, 20), Arrival(1, "B", 60, 4)], pages=8)
-    displacing = [q for q in short.asked if q.cause is Cause.DISPLACE]
-    assert displacing[0].pages_short == 3, "B needs 4 pages, one is free"
+    displacing = [q.pages_short for q in short.asked if q.cause is Cause.DISPLACE]
+    assert displacing[0] == 0, "B's 4 pages are free, but promised to A's prompt"
+    assert 3 in displacing, "B needs 4 pages; once A has its seven, one is free"

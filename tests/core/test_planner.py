@@ -62,7 +62,23 @@ def test_displacement_admits_its_beneficiary_alone():
     low = [Arrival(0, f"L{i}", 8, 30, fields={"priority": 5}) for i in range(4)]
     out = run(engine, [*low, Arrival(2, "U", 8, 3, fields={"priority": 0})])
     (event,) = [e for e in out.events if "preempted" in dict(kinds(e)).values()]
-    assert kinds(event) == [("L2", "preempted"), ("U", "admitted")]
+    assert kinds(event) == [("U", "refused"), ("L2", "preempted"), ("U", "admitted")]
+
+
+@pytest.mark.parametrize("contiguous", [False, True])
+@pytest.mark.parametrize("urgent_tokens", [300, 390])
+def test_displacement_goes_on_until_admission_agrees(contiguous, urgent_tokens):
+    """Freeing what the prompt needs is not enough if admission wants a margin (or a whole run):
+    victims must not be preempted for nothing, step after step."""
+    policies = {"order_mine": Priority(), "victims": PreemptLowestPriority()}
+    memory = {"allocator": Contiguous(16), "cache": NoCache()} if contiguous else {}
+    engine = make_engine(pages=128, seqs=32, budget=512, plugins=policies, **memory)
+    low = [Arrival(0, f"L{i}", 200, 200, fields={"priority": 5}) for i in range(8)]
+    out = run(engine, [*low, Arrival(6, "U", urgent_tokens, 20, fields={"priority": 0})])
+    displaced = [e for e in out.events if "beneficiary" in str(e.record.choices)]
+    assert len(displaced) == 1
+    assert ("U", "admitted") in kinds(displaced[0])
+    assert displaced[0].record.step <= 7
 
 
 def test_ranking_every_candidate_preempts_no_more_than_needed():
