@@ -41,7 +41,7 @@ BATCHING = {"chunked": lambda: Chunked(slice_tokens=16), "prefill_first": Prefil
 CACHES = {"radix": Radix, "none": NoCache}
 PRESSURES = ("free", "forced", "scarce")
 MATRIX = list(itertools.product(BATCHING, (1, 16), CACHES, PRESSURES))
-FORCED_EVERY, FORCED_TIMES = 5, 12  # steps between preemptions without need, and how many
+FORCED_TIMES = 12  # preemptions without need
 TINY_TOKENS = 20
 SCARCE_POOL = 112  # tokens; the longest tiny request needs 100 of them
 
@@ -75,8 +75,11 @@ def make(
     return build_engine(hooks, config, 0, RealClock())
 
 
-def generate(engine, prompts, max_tokens, pressure, ignore_eos=False) -> list[list[int]]:
-    """Tokens of all prompts served together. Streams and records must agree."""
+def generate(
+    engine, prompts, max_tokens, pressure, ignore_eos=False, forced_every=5
+) -> list[list[int]]:
+    """Tokens of all prompts served together. Streams and records must agree. forced_every: steps
+    between preemptions without need."""
     params = SamplingParams(max_tokens=max_tokens, temperature=0.0, ignore_eos=ignore_eos)
     for index, prompt in enumerate(prompts):
         engine.submit(Request(str(index), np.array(prompt, np.int32), params))
@@ -86,9 +89,9 @@ def generate(engine, prompts, max_tokens, pressure, ignore_eos=False) -> list[li
             break
         state = engine.state
         assert step < 2000, "no end in sight"
-        due = step % FORCED_EVERY == 0 and step < FORCED_EVERY * FORCED_TIMES
+        due = step % forced_every == 0 and step < forced_every * FORCED_TIMES
         if pressure == "forced" and due and len(state.running):
-            victim = int(state.running[step // FORCED_EVERY % len(state.running)])
+            victim = int(state.running[step // forced_every % len(state.running)])
             state.preempt(state.table.at(victim))
         event = engine.step()
         if event is not None:
