@@ -111,7 +111,9 @@ class Admission:
                 state.run(sequence)
                 admitted.append(Admitted(sequence, look.cached_tokens, plugin, decision.reason))
                 return Verdict.ADMIT
-            plugin, decision = CORE, AdmissionDecision(Verdict.WAIT, self._no_run(look))
+            free = state.memory.ledger.num_free
+            reason = f"no run of {look.pages_reserved} free pages among {free}"
+            plugin, decision = CORE, AdmissionDecision(Verdict.WAIT, reason)
         kind = "refused" if decision.verdict is Verdict.WAIT else "skipped"
         state.note(record, sequence, kind, plugin, decision.reason)
         if look.pages_reserved:
@@ -147,10 +149,6 @@ class Admission:
             )
         return decision, plugin
 
-    def _no_run(self, look: Look) -> str:
-        need = look.pages_reserved
-        return f"no run of {need} free pages among {self._state.memory.ledger.num_free}"
-
     def _displace(self, head: Sequence, record: StepRecord, admitted: list[Admitted]) -> None:
         """Let a displacing policy preempt for the first waiting request, victim by victim until
         admission lets it start; nobody else starts in such a step."""
@@ -159,8 +157,8 @@ class Admission:
             return
         cause, short = self._lack(head)
         victims, reason = ask_victims(state, record, cause, short, head)
+        beneficiary = head.request.request_id
         for victim in victims:
-            beneficiary = head.request.request_id
             preempt(state, record, victim, cause, reason, beneficiary=beneficiary)
             if self._consider(head, record, admitted) is Verdict.ADMIT:
                 return

@@ -19,7 +19,6 @@ from core.request import SLOT_BITS, SLOT_MASK, Request, Sequence
 if TYPE_CHECKING:
     from core.records import ChoiceRecord
 
-Ids = NDArray[np.int64]
 Slots = NDArray[np.int64]
 
 

@@ -8,6 +8,8 @@ import pytest
 from core.engine import Engine
 from core.request import Request, SamplingParams
 from plugins.admission.prompt_fits import PromptFits
+from plugins.admission.reserve_max import ReserveMax
+from plugins.allocator.contiguous import Contiguous
 from plugins.allocator.paged import Paged
 from plugins.batching.chunked import Chunked
 from plugins.batching.prefill_first import PrefillFirst
@@ -88,6 +90,22 @@ def test_overlap_forced_lengths_same_decisions(victims, batching, cache, page_si
     assert any(kind == "preempted" for step in runs[0] for _, _, kind, *_ in step[1])
     for step, (plain, overlapped) in enumerate(itertools.zip_longest(*runs)):
         assert plain == overlapped, f"step {step}"
+
+
+@pytest.mark.parametrize("contiguous", [False, True])
+@pytest.mark.parametrize("admission", [PromptFits(), ReserveMax()])
+def test_overlap_forced_lengths_same_decisions_of_admission(admission, contiguous):
+    """As above, where admission holds requests back instead of preempting them."""
+    memory = {"allocator": Contiguous(16), "cache": NoCache()} if contiguous else {}
+    runs = [
+        play(
+            make_engine(pages=16, overlap=overlap, admission=admission, **memory),
+            requests(ignore_eos=True, choices=2),
+        )
+        for overlap in (False, True)
+    ]
+    assert any(kind == "refused" for step in runs[0] for _, _, kind, *_ in step[1])
+    assert runs[0] == runs[1]
 
 
 @pytest.mark.parametrize("preemption", [LastAdmitted(), EvictShortest(), RandomVictim()])
