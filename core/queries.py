@@ -220,14 +220,19 @@ class ModelQuery:
 
 @dataclass(frozen=True, slots=True)
 class AttentionQuery:
-    """What the backend must serve; it refuses with ConfigError naming what does not fit."""
+    """What the backend must serve; it refuses with ConfigError naming what does not fit.
+
+    dtype: of queries; kv_dtype: of the pool, whose values times k_scale and v_scale are K and V."""
 
     num_q_heads: int
     num_kv_heads: int
     head_dim: int
     dtype: str
+    kv_dtype: str
     page_size: int
     device: str
+    k_scale: float = 1.0
+    v_scale: float = 1.0
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,8 +1,20 @@
-"""What a kernel can serve, declared beside it, and how it plans a step."""
+"""What an attention kernel can serve, declared beside it, and how it plans a step.
 
-from collections.abc import Callable
+An attention kernel is a callable, one of
+
+    decode(q, k_cache, v_cache, page_table, context_lens, scale, window)
+    extend(q, k_cache, v_cache, page_table, context_lens, query_starts, scale, window)
+
+and, where it declares or carries them, keywords besides: plan (what its `plan` made of the step's
+`Rows`), softcap, k_scale and v_scale, return_lse. kernels/torch_reference.py is the reference of
+all of them and describes their meaning.
+"""
+
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
+
+from torch import Tensor
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -11,28 +23,53 @@ F = TypeVar("F", bound=Callable[..., Any])
 class Capabilities:
     """Limits of one attention kernel. None = any.
 
-    head_dims, page_sizes: the values it takes. dtypes, devices: names such as "bfloat16" and
-    "cuda". address: how it finds a token's slot: "table" (block table) or "slots" (flat list with
-    offsets). graph_safe: fixed grids and device-side lengths, so that a CUDA graph may capture it.
-    batch_invariant: a row's result does not depend on the rows beside it, bit for bit. returns_lse:
-    it also returns the log-sum-exp of each row's scores."""
+    dtypes: of q and the output. kv_dtypes: of the cache, None = the dtype of q alone.
+    head_dims, page_sizes: the values it takes; max_group: most query heads to a KV head. devices:
+    torch's device types. address: how it finds a token's slot: "table" (block table) or "slots"
+    (one flat list of slots with offsets, which its plan makes from the table). graph_safe: fixed
+    grids and device-side lengths, so that a CUDA graph may capture plan and call. batch_invariant:
+    a row's result does not depend on the rows beside it, bit for bit. returns_lse, softcap: it
+    takes these keywords."""
 
     dtypes: tuple[str, ...]
     devices: tuple[str, ...]
     head_dims: tuple[int, ...] | None = None
     page_sizes: tuple[int, ...] | None = None
+    kv_dtypes: tuple[str, ...] | None = None
+    max_group: int | None = None
     address: str = "table"
     graph_safe: bool = False
     batch_invariant: bool = False
     returns_lse: bool = False
+    softcap: bool = False
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Rows:
+    """A step's N rows of one kind, as a kernel's plan sees them; T packed new tokens.
+
+    page_table int32 [N, max_pages], tails on page 0; context_lens int32 [N]: tokens a row holds,
+    its new ones included; query_starts int32 [N + 1]: these are device tensors.
+    host_context_lens, host_query_lens [N]: the lengths as integers; a graph-safe kernel reads only
+    their number, since a captured graph would keep their values."""
+
+    page_table: Tensor
+    context_lens: Tensor
+    query_starts: Tensor
+    host_context_lens: Sequence[int]
+    host_query_lens: Sequence[int]
+    page_size: int
+    num_q_heads: int
+    num_kv_heads: int
+    head_dim: int
 
 
 def declare(capabilities: Capabilities, plan: Callable[..., Any] | None = None) -> Callable[[F], F]:
     """Attach `capabilities` and `plan` to a kernel, as attributes of those names.
 
-    plan(page_table, context_lens, query_lens, page_size) runs once a step on the rows of the
-    kernel's kind; what it returns reaches every layer's call as the keyword `plan`. See
-    kernels/torch_reference.py."""
+    plan(rows) runs once a step on the `Rows` of the kernel's kind; what it returns reaches every
+    layer's call as the keyword `plan`. An object with these attributes and `__call__` is a kernel
+    too."""
 
     def attach(kernel: F) -> F:
         kernel.capabilities = capabilities  # type: ignore[attr-defined]

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
-from kernels.declare import Capabilities, declare
+from kernels.declare import Capabilities, Rows, declare
 
 GROUP_SLOTS = 1536
 """Slots gathered at a time in decode: few enough that K and V are still in a core's cache when
@@ -76,25 +76,16 @@ class ExtendPlan:
     rows: dict[int | None, list[ExtendRow]] = field(default_factory=dict)
 
 
-def plan_decode(
-    page_table: Tensor, context_lens: Sequence[int], query_lens: Sequence[int], page_size: int
-) -> DecodePlan:
-    """Metadata for `paged_decode`. page_table [N, max_pages] int32 on the device; context_lens,
-    host ints: tokens each row sees, its own included."""
-    assert all(length == 1 for length in query_lens), "decode rows have one query token each"
-    ascending = sorted(range(len(context_lens)), key=context_lens.__getitem__)
-    order = _on_device(ascending, page_table.device)
-    lengths = [context_lens[row] for row in ascending]
-    table = page_table.index_select(0, order)
-    return DecodePlan(table, lengths, page_size, order, torch.argsort(order))
+def plan_decode(rows: Rows) -> DecodePlan:
+    """Metadata for `paged_decode`."""
+    assert all(length == 1 for length in rows.host_query_lens), "decode rows have one token each"
+    return _plan_decode(rows.page_table, rows.host_context_lens, rows.page_size)
 
 
-def plan_extend(
-    page_table: Tensor, context_lens: Sequence[int], query_lens: Sequence[int], page_size: int
-) -> ExtendPlan:
-    """Metadata for `paged_extend`. As for decode; query_lens, host ints: new tokens of each row,
-    the last of its context."""
-    return ExtendPlan(page_table, context_lens, query_lens, page_size)
+def plan_extend(rows: Rows) -> ExtendPlan:
+    """Metadata for `paged_extend`."""
+    lens = rows.host_context_lens, rows.host_query_lens
+    return ExtendPlan(rows.page_table, *lens, rows.page_size)
 
 
 @declare(CAPABILITIES, plan=plan_decode)
@@ -113,8 +104,7 @@ def paged_decode(
     many latest positions, itself included; None = all. plan: from `plan_decode`; without it the
     lengths are read back from the device. Returns like q, accumulated in fp32."""
     if plan is None:
-        lengths = context_lens.tolist()
-        plan = plan_decode(page_table, lengths, [1] * len(lengths), k_cache.shape[1])
+        plan = _plan_decode(page_table, context_lens.tolist(), k_cache.shape[1])
     groups = _decode_groups(plan, window, q)
     num_rows, num_q_heads, head_dim = q.shape
     num_kv_heads = k_cache.shape[2]
@@ -157,7 +147,7 @@ def paged_extend(
     context. The rest as for `paged_decode`."""
     if plan is None:
         query_lens = query_starts.diff().tolist()
-        plan = plan_extend(page_table, context_lens.tolist(), query_lens, k_cache.shape[1])
+        plan = ExtendPlan(page_table, context_lens.tolist(), query_lens, k_cache.shape[1])
     if window not in plan.rows:
         plan.rows[window] = _extend_rows(plan, window, q)
     keys, values = k_cache.flatten(0, 1), v_cache.flatten(0, 1)
@@ -173,6 +163,13 @@ def paged_extend(
             enable_gqa=q.shape[1] != k_cache.shape[2],
         )[0].transpose(0, 1)
     return out
+
+
+def _plan_decode(table: Tensor, context_lens: Sequence[int], page_size: int) -> DecodePlan:
+    ascending = sorted(range(len(context_lens)), key=context_lens.__getitem__)
+    order = _on_device(ascending, table.device)
+    lengths = [context_lens[row] for row in ascending]
+    return DecodePlan(table.index_select(0, order), lengths, page_size, order, torch.argsort(order))
 
 
 def _decode_groups(plan: DecodePlan, window: int | None, q: Tensor) -> list[DecodeGroup]:

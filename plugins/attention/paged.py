@@ -2,19 +2,20 @@
 rest.
 
 A kernel is a callable. It may carry two attributes (kernels/declare.py sets them): `capabilities`,
-checked at start, and `plan`, called once a step. Their signatures, with shapes as in
-core.protocols:
+checked at start, and `plan`, called once a step with the `Part` of the step's rows that is the
+kernel's. Their signatures, with shapes as in core.protocols:
 
     decode(q, k_cache, v_cache, page_table, context_lens, scale, window)
     extend(q, k_cache, v_cache, page_table, context_lens, query_starts, scale, window)
-    plan(page_table, context_lens, query_lens, page_size)   lengths as host integers
+    plan(rows)
 
-A kernel with a plan receives what it returned as the keyword `plan`.
+A kernel with a plan receives what it returned as the keyword `plan`; k_scale and v_scale are passed
+where the cache holds scaled values.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -34,16 +35,30 @@ class Capabilities(Protocol):
     devices: tuple[str, ...]
     head_dims: tuple[int, ...] | None
     page_sizes: tuple[int, ...] | None
-    address: str
+    kv_dtypes: tuple[str, ...] | None
+    max_group: int | None
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Part:
-    """The rows of a launch that one kernel serves, and what its plan made of them."""
+    """The rows of a launch that one kernel serves, as its plan sees them (kernels.declare.Rows)."""
 
     page_table: Tensor
     context_lens: Tensor
     query_starts: Tensor
+    host_context_lens: Sequence[int]
+    host_query_lens: Sequence[int]
+    page_size: int
+    num_q_heads: int
+    num_kv_heads: int
+    head_dim: int
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Planned:
+    """A part, and the keywords that its kernel gets in every layer."""
+
+    rows: Part
     options: dict[str, Any]
 
 
@@ -51,8 +66,8 @@ class Part:
 class PagedPlan:
     """A launch's metadata: decode is None without one-token rows, extend without longer ones."""
 
-    decode: Part | None
-    extend: Part | None
+    decode: Planned | None
+    extend: Planned | None
 
 
 class PagedAttention:
@@ -71,22 +86,33 @@ class PagedAttention:
         """The backend. Raises ConfigError naming what a kernel cannot serve."""
         check_kernel("attention.decode", self._decode, query)
         check_kernel("attention.extend", self._extend, query)
-        return PagedBackend(self._name, self._decode, self._extend)
+        return PagedBackend(self._name, self._decode, self._extend, query)
 
 
 class PagedBackend:
     """core.protocols.AttentionBackend over two kernels."""
 
-    def __init__(self, name: str, decode: Callable[..., Any], extend: Callable[..., Any]) -> None:
+    def __init__(
+        self,
+        name: str,
+        decode: Callable[..., Any],
+        extend: Callable[..., Any],
+        query: AttentionQuery,
+    ) -> None:
         self.name = name
         self._decode = decode
         self._extend = extend
+        self._query = query
+        scaled = query.k_scale != 1.0 or query.v_scale != 1.0
+        self._scales = {"k_scale": query.k_scale, "v_scale": query.v_scale} if scaled else {}
 
     def plan(self, batch: AttentionBatch) -> PagedPlan:
         """Split the rows between the kernels and let each plan its own, once a step."""
         split, num_rows = batch.num_decode_rows, len(batch.host_query_lens)
-        decode = _part(self._decode, batch, 0, split) if split else None
-        extend = _part(self._extend, batch, split, num_rows) if split < num_rows else None
+        decode = self._planned(self._decode, batch, 0, split) if split else None
+        extend = None
+        if split < num_rows:
+            extend = self._planned(self._extend, batch, split, num_rows)
         return PagedPlan(decode, extend)
 
     def decode(
@@ -101,7 +127,7 @@ class PagedBackend:
         """Rows of one token each: q [num_decode_rows, num_q_heads, head_dim]; returns like q."""
         part = plan.decode
         assert part is not None, "the launch has no one-token rows"
-        table, lens = part.page_table, part.context_lens
+        table, lens = part.rows.page_table, part.rows.context_lens
         out: Tensor = self._decode(q, k_cache, v_cache, table, lens, scale, window, **part.options)
         return out
 
@@ -117,7 +143,8 @@ class PagedBackend:
         """The other rows, packed: q [their tokens, num_q_heads, head_dim]; returns like q."""
         part = plan.extend
         assert part is not None, "the launch has no rows of several tokens"
-        table, lens, starts = part.page_table, part.context_lens, part.query_starts
+        rows = part.rows
+        table, lens, starts = rows.page_table, rows.context_lens, rows.query_starts
         out: Tensor = self._extend(
             q, k_cache, v_cache, table, lens, starts, scale, window, **part.options
         )
@@ -130,6 +157,26 @@ class PagedBackend:
             "decode": _description(self._decode),
             "extend": _description(self._extend),
         }
+
+    def _planned(
+        self, kernel: Callable[..., Any], batch: AttentionBatch, begin: int, end: int
+    ) -> Planned:
+        starts = batch.query_starts[begin : end + 1]
+        rows = Part(
+            page_table=batch.page_table[begin:end],
+            context_lens=batch.context_lens[begin:end],
+            # One-token rows come first, so row `begin`'s tokens start at packed position `begin`.
+            query_starts=starts - begin if begin else starts,
+            host_context_lens=batch.host_context_lens[begin:end],
+            host_query_lens=batch.host_query_lens[begin:end],
+            page_size=batch.page_size,
+            num_q_heads=self._query.num_q_heads,
+            num_kv_heads=self._query.num_kv_heads,
+            head_dim=self._query.head_dim,
+        )
+        planner = getattr(kernel, "plan", None)
+        plan = {} if planner is None else {"plan": planner(rows)}
+        return Planned(rows, plan | self._scales)
 
 
 def kernel_name(kernel: Callable[..., Any]) -> str:
@@ -145,10 +192,17 @@ def check_kernel(field: str, kernel: Callable[..., Any], query: AttentionQuery) 
         return
     name = kernel_name(kernel)
     device = query.device.partition(":")[0]
-    require(declared.address == "table", field, f"a block-table kernel ({name})", declared.address)
+    require(
+        query.num_q_heads % query.num_kv_heads == 0,
+        f"{field}: num_q_heads",
+        f"a multiple of num_kv_heads ({query.num_kv_heads})",
+        query.num_q_heads,
+    )
+    kv_dtypes = declared.kv_dtypes or (query.dtype,)
     limits: tuple[tuple[str, tuple[Any, ...] | None, Any], ...] = (
         ("device", declared.devices, device),
         ("dtype", declared.dtypes, query.dtype),
+        ("kv_dtype", kv_dtypes, query.kv_dtype),
         ("head_dim", declared.head_dims, query.head_dim),
         ("page_size", declared.page_sizes, query.page_size),
     )
@@ -156,25 +210,10 @@ def check_kernel(field: str, kernel: Callable[..., Any], query: AttentionQuery) 
         if allowed is not None:
             rule = f"one of {', '.join(map(str, allowed))} for the kernel {name}"
             require(value in allowed, f"{field}: {what}", rule, value)
-    require(
-        query.num_q_heads % query.num_kv_heads == 0,
-        f"{field}: num_q_heads",
-        f"a multiple of num_kv_heads ({query.num_kv_heads})",
-        query.num_q_heads,
-    )
-
-
-def _part(kernel: Callable[..., Any], batch: AttentionBatch, begin: int, end: int) -> Part:
-    table, lens = batch.page_table[begin:end], batch.context_lens[begin:end]
-    starts = batch.query_starts[begin : end + 1]
-    # One-token rows come first, so row `begin`'s tokens start at packed position `begin`.
-    starts = starts - begin if begin else starts
-    planner = getattr(kernel, "plan", None)
-    if planner is None:
-        return Part(table, lens, starts, {})
-    lengths = batch.host_context_lens[begin:end]
-    plan = planner(table, lengths, batch.host_query_lens[begin:end], batch.page_size)
-    return Part(table, lens, starts, {"plan": plan})
+    group = query.num_q_heads // query.num_kv_heads
+    if declared.max_group is not None:
+        rule = f"at most {declared.max_group} for the kernel {name}"
+        require(group <= declared.max_group, f"{field}: query heads to a KV head", rule, group)
 
 
 def _description(kernel: Callable[..., Any]) -> dict[str, Any]:

@@ -99,6 +99,7 @@ class TorchExecutor:
                 num_kv_heads=model.num_kv_heads,
                 head_dim=model.head_dim,
                 dtype=_name(self._dtype),
+                kv_dtype=_name(self._dtype),
                 page_size=layout.page_size,
                 device=str(self.device),
             )

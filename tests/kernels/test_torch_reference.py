@@ -4,7 +4,14 @@ values."""
 import pytest
 import torch
 
-from kernels.torch_reference import paged_decode, paged_extend, plan_decode, plan_extend
+from kernels.declare import Rows
+from kernels.torch_reference import (
+    _decode_groups,
+    paged_decode,
+    paged_extend,
+    plan_decode,
+    plan_extend,
+)
 
 DTYPES = {
     torch.float32: 2e-6,  # one reduction of up to ~600 terms in fp32
@@ -95,9 +102,9 @@ def test_plans_are_reused_across_layers_and_windows():
     k_cache, v_cache, table, keys, values, random = paged_case(contexts)
     lens = torch.tensor(contexts, dtype=torch.int32)
     q = torch.randn(3, 6, 16, generator=random)
-    plan = plan_decode(table, contexts, [1, 1, 1], 16)
-    extend = plan_extend(table, contexts, [1, 1, 1], 16)
     starts = torch.arange(4, dtype=torch.int32)
+    rows = Rows(table, lens, starts, contexts, [1, 1, 1], 16, 6, 2, 16)
+    plan, extend = plan_decode(rows), plan_extend(rows)
     for window in (None, 8, None, 8, 290):
         out = paged_decode(q, k_cache, v_cache, table, lens, 0.25, window, plan)
         same = paged_extend(q, k_cache, v_cache, table, lens, starts, 0.25, window, extend)
@@ -111,8 +118,8 @@ def test_plans_are_reused_across_layers_and_windows():
 def test_slots_beyond_32_bits_are_addressed():
     page_size = 2**20
     table = torch.tensor([[3000, 0]], dtype=torch.int32)
-    group = plan_decode(table, [5], [1], page_size)
-    from kernels.torch_reference import _decode_groups
-
+    lens = torch.tensor([5], dtype=torch.int32)
+    starts = torch.tensor([0, 1], dtype=torch.int32)
+    group = plan_decode(Rows(table, lens, starts, [5], [1], page_size, 1, 1, 1))
     slots = _decode_groups(group, None, torch.zeros(1, 1, 1))[0].slots
     assert slots.tolist() == [3000 * 2**20 + i for i in range(5)]

@@ -14,7 +14,8 @@ from plugins.attention.paged import PagedAttention
 
 def query(**changes):
     facts = {"num_q_heads": 4, "num_kv_heads": 2, "head_dim": 64, "dtype": "float32"}
-    return AttentionQuery(**(facts | {"page_size": 16, "device": "cpu"} | changes))
+    facts |= {"kv_dtype": changes.get("dtype", "float32"), "page_size": 16, "device": "cpu"}
+    return AttentionQuery(**(facts | changes))
 
 
 def kernel(**limits):
@@ -34,7 +35,12 @@ def kernel(**limits):
         ({}, {"dtype": "float16"}, "attention.decode: dtype must be .* float32 .* got 'float16'"),
         ({"head_dims": (64, 128)}, {"head_dim": 80}, "head_dim must be one of 64, 128 .* got 80"),
         ({"page_sizes": (16,)}, {"page_size": 1}, "page_size must be one of 16 .*, got 1"),
-        ({"address": "slots"}, {}, "attention.decode must be a block-table kernel .*, got 'slots'"),
+        (
+            {},
+            {"kv_dtype": "float8_e4m3fn"},
+            "decode: kv_dtype must be one of float32 for .* got 'float8_e4m3fn'",
+        ),
+        ({"max_group": 1}, {}, "query heads to a KV head must be at most 1 .*some_kernel, got 2"),
         ({}, {"num_kv_heads": 3}, "num_q_heads must be a multiple of num_kv_heads .3., got 4"),
     ],
 )
@@ -54,8 +60,11 @@ def test_extend_kernel_is_checked_too():
 def test_rows_are_split_between_the_kernels():
     calls = []
 
-    def plan(page_table, context_lens, query_lens, page_size):
-        calls.append((page_table.tolist(), list(context_lens), list(query_lens), page_size))
+    def plan(rows):
+        lens = rows.context_lens.tolist()
+        assert lens == rows.host_context_lens
+        assert (rows.num_q_heads, rows.num_kv_heads, rows.head_dim) == (4, 2, 64)
+        calls.append((rows.page_table.tolist(), lens, rows.host_query_lens, rows.page_size))
         return "planned"
 
     @declare(Capabilities(("float32",), ("cpu",)), plan=plan)

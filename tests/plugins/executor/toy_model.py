@@ -91,5 +91,5 @@ def executor_query(model=None, clock=None):
 
 def attention_query(**changes):
     facts = {"num_q_heads": 4, "num_kv_heads": 2, "head_dim": 8, "dtype": "float32"}
-    facts |= {"page_size": 16, "device": "cpu"}
+    facts |= {"kv_dtype": changes.get("dtype", "float32"), "page_size": 16, "device": "cpu"}
     return AttentionQuery(**(facts | changes))
