@@ -1,0 +1,37 @@
+"""What every Triton kernel here shares: the interpreter's rules and small device functions.
+
+Under TRITON_INTERPRET=1 kernels run on a CPU, one program after another. bfloat16 arithmetic is
+silently wrong there (it works on the raw 16 bits; only casts are right), so kernels take a constant
+UPCAST, set by `upcast(dtype)`, and cast operands to float32 when it is true.
+"""
+
+import torch
+import triton
+import triton.language as tl
+
+INTERPRETED: bool = triton.knobs.runtime.interpret
+"""Whether kernels were defined for the interpreter: fixed when Triton is imported."""
+
+LOG2E: tl.constexpr = tl.constexpr(1.4426950408889634)
+LN2: tl.constexpr = tl.constexpr(0.6931471805599453)
+
+
+def upcast(dtype: torch.dtype) -> bool:
+    """Whether operands of `dot` must be cast to float32 first: in the interpreter, half types."""
+    return INTERPRETED and dtype != torch.float32
+
+
+@triton.jit
+def dot(a, b, acc, UPCAST: tl.constexpr):
+    """acc + a @ b, accumulated in float32; float32 operands are not rounded to TF32."""
+    if UPCAST:
+        a = a.to(tl.float32)
+        b = b.to(tl.float32)
+    return tl.dot(a, b, acc, input_precision="ieee")
+
+
+@triton.jit
+def soft_cap(scores, cap):
+    """cap * tanh(scores / cap) in float32."""
+    # tanh(x) = 1 - 2 / (exp(2 x) + 1): saturates to +-1 without a NaN at either end.
+    return cap * (1.0 - 2.0 / (tl.exp2(scores * (2.0 * LOG2E / cap)) + 1.0))
