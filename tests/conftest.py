@@ -8,8 +8,13 @@ from pathlib import Path
 
 import pytest
 
+from conf.device import GPU_DRIVERS
+
 # Test processes share the cores: two of them with two spinning OpenMP threads each crawl.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
+# Triton decides when it is imported whether kernels are compiled or interpreted.
+if not any(Path(driver).exists() for driver in GPU_DRIVERS):
+    os.environ.setdefault("TRITON_INTERPRET", "1")
 
 PLUGINS = '''
 import json
