@@ -19,6 +19,7 @@ GROUPS = (
     "cache",
     "attention",
     "executor",
+    "ops",
     "mode",
 )
 COLLECTIONS = ("defaults_behind", "sinks", "plugins")

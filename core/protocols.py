@@ -20,9 +20,7 @@ class Allocator(Protocol):
 
     page_size: int
     num_pages: int  # usable pages, page 0 not counted
-    shares_pages: (
-        bool  # False: pages cannot outlive their request, so no prefix cache may hold them
-    )
+    shares_pages: bool  # False: pages end with their request, so no prefix cache may hold them
 
     @property
     def num_free(self) -> int:
@@ -61,8 +59,7 @@ class Evictor(Protocol):
     """Ranks evictable nodes (unlocked leaves). Every call takes constant or logarithmic time.
 
     A locked node may be joined with its only child and go without a call: hold facts about nodes
-    that are not evictable weakly (weakref.WeakKeyDictionary).
-    """
+    that are not evictable weakly (weakref.WeakKeyDictionary)."""
 
     def on_insert(self, node: CacheNode) -> None:
         """A node was created (also by a split)."""
@@ -99,8 +96,7 @@ class PrefixCache(Protocol):
 
     keys: uint64 [n], a digest a page; tokens: int32 [n * page_size] or None when only digests exist
     (recorded traces); namespace: prefixes match only within one. A handle is opaque and locked
-    until `unlock`.
-    """
+    until `unlock`."""
 
     stores: bool  # False: it never keeps a page, and need not be asked
     num_pages: int
@@ -120,11 +116,7 @@ class PrefixCache(Protocol):
         """Give a handle back, once."""
 
     def insert(
-        self,
-        keys: Keys,
-        tokens: NDArray[np.int32] | None,
-        pages: Pages,
-        namespace: str,
+        self, keys: Keys, tokens: NDArray[np.int32] | None, pages: Pages, namespace: str
     ) -> tuple[Any, int, int]:
         """Store pages for `keys`; returns a locked handle on what is stored of the path now,
         num_existing: leading pages that were there already, and num_stored: leading pages that are
@@ -184,12 +176,31 @@ class Executor(Protocol):
         """Release the device."""
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class KVTarget:
+    """Where a launch's K and V of a layer go: caches [num_slots, num_kv_heads, head_dim], which
+    hold K / k_scale and V / v_scale; slots int64 [num_tokens], one below 0 stores nothing."""
+
+    k_cache: Any
+    v_cache: Any
+    slots: Any
+    k_scale: float
+    v_scale: float
+
+
 class Attend(Protocol):
-    """Stores a layer's new K and V in the pool and attends over all tokens of each row."""
+    """A launch's attention. In each layer the model stores K and V, then calls it."""
+
+    def target(self, layer: int) -> KVTarget:
+        """For a model that stores by itself."""
+
+    def store(self, layer: int, k: Any, v: Any) -> None:
+        """Store k, v [num_tokens, num_kv_heads, head_dim]."""
 
     def __call__(self, layer: int, q: Any, k: Any, v: Any, scale: float, window: int | None) -> Any:
-        """q [num_tokens, num_q_heads, head_dim]; k, v [num_tokens, num_kv_heads, head_dim]; returns
-        like q. window: a query sees that many latest positions, itself included; None = all."""
+        """Attend over all tokens of each row: q [num_tokens, num_q_heads, head_dim]; returns like
+        q. k, v: as stored. window: a query sees that many latest positions, itself included; None =
+        all."""
 
 
 class Model(Protocol):
@@ -225,8 +236,7 @@ class AttentionBatch:
     row's new tokens begin in the packed order. These are device tensors; host_context_lens and
     host_query_lens [N] are the lengths and the numbers of new tokens as integers, so that planning
     waits for no device. num_decode_rows: rows [0, that) have one new token each and go to the
-    decode kernel.
-    """
+    decode kernel."""
 
     page_table: Any
     context_lens: Any
@@ -251,9 +261,11 @@ class AttentionBackend(Protocol):
         """Rows of one token each: q [num_decode_rows, num_q_heads, head_dim]; returns like q."""
 
     def extend(
-        self, q: Any, k_cache: Any, v_cache: Any, plan: Any, scale: float, window: int | None
-    ) -> Any:
-        """Rows of any length, packed: q [num_tokens, num_q_heads, head_dim]; returns like q."""
+        self, q: Any, k_cache: Any, v_cache: Any, plan: Any, scale: float, window: int | None,
+        k_new: Any = None, v_new: Any = None,
+    ) -> Any:  # fmt: skip
+        """Rows of any length, packed: q [num_tokens, num_q_heads, head_dim]; returns like q. k_new,
+        v_new: their tokens' K and V, which the caches hold too."""
 
     def describe(self) -> dict[str, Any]:
         """Names and pinned configurations of the kernels, for the manifest."""

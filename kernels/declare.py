@@ -29,7 +29,8 @@ class Capabilities:
     (one flat list of slots with offsets, which its plan makes from the table). graph_safe: fixed
     grids and device-side lengths, so that a CUDA graph may capture plan and call. batch_invariant:
     a row's result does not depend on the rows beside it, bit for bit. returns_lse, softcap: it
-    takes these keywords."""
+    takes these keywords. takes_new_kv: an extend kernel takes keywords k_new and v_new, the new
+    tokens' K and V [T, Hkv, D] in q's dtype, tokens strided, which the cache holds too."""
 
     dtypes: tuple[str, ...]
     devices: tuple[str, ...]
@@ -42,6 +43,7 @@ class Capabilities:
     batch_invariant: bool = False
     returns_lse: bool = False
     softcap: bool = False
+    takes_new_kv: bool = False
 
 
 @dataclass(frozen=True, slots=True, eq=False)

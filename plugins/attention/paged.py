@@ -10,7 +10,9 @@ kernel's. Their signatures, with shapes as in core.protocols:
     plan(rows)
 
 A kernel with a plan receives what it returned as the keyword `plan`; k_scale and v_scale are passed
-where the cache holds scaled values.
+where the cache holds scaled values. An extend kernel that declares `takes_new_kv` also receives the
+new tokens' K and V as k_new and v_new where the cache has q's dtype; from a narrower cache all
+reads are of its rounded values, so that results do not depend on how a prompt is cut.
 """
 
 from __future__ import annotations
@@ -37,6 +39,7 @@ class Capabilities(Protocol):
     page_sizes: tuple[int, ...] | None
     kv_dtypes: tuple[str, ...] | None
     max_group: int | None
+    takes_new_kv: bool
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -105,6 +108,9 @@ class PagedBackend:
         self._query = query
         scaled = query.k_scale != 1.0 or query.v_scale != 1.0
         self._scales = {"k_scale": query.k_scale, "v_scale": query.v_scale} if scaled else {}
+        declared: Capabilities | None = getattr(extend, "capabilities", None)
+        takes_new_kv = declared is not None and declared.takes_new_kv
+        self._takes_new_kv = takes_new_kv and query.kv_dtype == query.dtype
 
     def plan(self, batch: AttentionBatch) -> PagedPlan:
         """Split the rows between the kernels and let each plan its own, once a step."""
@@ -139,14 +145,20 @@ class PagedBackend:
         plan: PagedPlan,
         scale: float,
         window: int | None,
+        k_new: Tensor | None = None,
+        v_new: Tensor | None = None,
     ) -> Tensor:
-        """The other rows, packed: q [their tokens, num_q_heads, head_dim]; returns like q."""
+        """The other rows, packed: q [their tokens, num_q_heads, head_dim]; returns like q. k_new,
+        v_new [their tokens, num_kv_heads, head_dim] in q's dtype."""
         part = plan.extend
         assert part is not None, "the launch has no rows of several tokens"
         rows = part.rows
         table, lens, starts = rows.page_table, rows.context_lens, rows.query_starts
+        options = part.options
+        if self._takes_new_kv and k_new is not None:
+            options = options | {"k_new": k_new, "v_new": v_new}
         out: Tensor = self._extend(
-            q, k_cache, v_cache, table, lens, starts, scale, window, **part.options
+            q, k_cache, v_cache, table, lens, starts, scale, window, **options
         )
         return out
 

@@ -5,7 +5,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from core.protocols import AttentionBackend
+from core.protocols import AttentionBackend, KVTarget
 from plugins.executor.pool import KVPool
 
 
@@ -22,17 +22,26 @@ class LaunchAttention:
         self._plan = plan
         self._num_decode = num_decode
 
+    def target(self, layer: int) -> KVTarget:
+        """Where the layer's K and V go."""
+        return self._pool.target(layer, self._slots)
+
+    def store(self, layer: int, k: Tensor, v: Tensor) -> None:
+        """Write the layer's K and V into the pool."""
+        self._pool.store(layer, self._slots, k, v)
+
     def __call__(
         self, layer: int, q: Tensor, k: Tensor, v: Tensor, scale: float, window: int | None
     ) -> Tensor:
-        """Store the layer's K and V, then attend. See core.protocols.Attend."""
-        self._pool.store(layer, self._slots, k, v)
-        cache = self._pool.layer(layer)
-        queries, split = q.to(cache[0].dtype), self._num_decode
+        """Attend over the pool, which holds k and v already. See core.protocols.Attend."""
+        cache, plan = self._pool.layer(layer), self._plan
+        queries, split = self._pool.as_queries(q), self._num_decode
         parts = []
         if split:
-            parts.append(self._backend.decode(queries[:split], *cache, self._plan, scale, window))
+            parts.append(self._backend.decode(queries[:split], *cache, plan, scale, window))
         if split < len(queries):
-            parts.append(self._backend.extend(queries[split:], *cache, self._plan, scale, window))
+            new = (one[split:].to(queries.dtype) for one in (k, v))
+            rest = queries[split:]
+            parts.append(self._backend.extend(rest, *cache, plan, scale, window, *new))
         out: Tensor = parts[0] if len(parts) == 1 else torch.cat(parts)
         return out.to(q.dtype)

@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from core.launch import TokenLogprobs
+from plugins.executor.sampling import SamplingKernels
 from plugins.executor.upload import download
 
 CHUNK_ROWS = 256
@@ -31,9 +32,13 @@ class Entries:
         ]
 
 
-def score(logits: Tensor, tokens: Tensor, num_top: int) -> Entries:
+def score(
+    logits: Tensor, tokens: Tensor, num_top: int, kernels: SamplingKernels | None = None
+) -> Entries:
     """Entries for tokens int64 [n] under logits float32 [n, vocab_size]; a masked token gets -inf
     and nothing is NaN."""
+    if kernels is not None:
+        return Entries(*map(download, kernels.score(logits, tokens, num_top)))
     parts = [
         _score(logits[begin : begin + CHUNK_ROWS], tokens[begin : begin + CHUNK_ROWS], num_top)
         for begin in range(0, len(tokens), CHUNK_ROWS)

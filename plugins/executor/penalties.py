@@ -43,18 +43,23 @@ class PenaltyCounts:
         self, logits: Tensor, rows: Tensor, repetition: Tensor, presence: Tensor, frequency: Tensor
     ) -> Tensor:
         """Penalised logits float32 [n, vocab_size]; rows int64 [n], factors float32 [n, 1]."""
-        assert self._outputs is not None, "no row was reset"
-        assert self._prompts is not None, "no row was reset"
-        counts = self._outputs[rows]
+        outputs, prompts = self.tables()
+        counts = outputs[rows]
         produced = counts > 0
         scaled = torch.where(logits > 0, logits / repetition, logits * repetition)
-        logits = torch.where(self._prompts[rows] | produced, scaled, logits)
+        logits = torch.where(prompts[rows] | produced, scaled, logits)
         return logits - frequency * counts - presence * produced
 
     def count(self, rows: Tensor, tokens: Tensor) -> None:
         """One more token for each of the distinct rows; both int64 [n]."""
+        self.tables()[0][rows, tokens] += 1
+
+    def tables(self) -> tuple[Tensor, Tensor]:
+        """How often each row's output holds each token, int32 [num_rows, vocab_size], and whether
+        its prompt does, bool."""
         assert self._outputs is not None, "no row was reset"
-        self._outputs[rows, tokens] += 1
+        assert self._prompts is not None, "no row was reset"
+        return self._outputs, self._prompts
 
 
 def _known_tokens(setups: Sequence[RowSetup]) -> dict[str, NDArray[Any]]:

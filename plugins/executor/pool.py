@@ -5,6 +5,10 @@ import torch
 from torch import Tensor
 
 from core.launch import PoolLayout
+from core.protocols import KVTarget
+
+FLOAT8 = torch.float8_e4m3fn
+FLOAT8_LIMIT = torch.finfo(FLOAT8).max
 
 
 class KVPool:
@@ -12,7 +16,8 @@ class KVPool:
 
     Per layer K and V are [num_pages, page_size, num_kv_heads, head_dim]. table: int32 [num_rows,
     max_pages] page ids, unused entries on page 0. last_tokens: int64 [num_rows], each row's latest
-    sample."""
+    sample. A pool of float8_e4m3fn holds K / k_scale and V / v_scale, clamped to its range; NaN
+    stays NaN."""
 
     def __init__(
         self,
@@ -22,9 +27,13 @@ class KVPool:
         head_dim: int,
         dtype: torch.dtype,
         device: torch.device,
+        k_scale: float = 1.0,
+        v_scale: float = 1.0,
     ) -> None:
         shape = (num_layers, 2, layout.num_pages, layout.page_size, num_kv_heads, head_dim)
         self.page_size = layout.page_size
+        self.dtype = dtype
+        self.scales = (k_scale, v_scale)
         self.kv = torch.zeros(shape, dtype=dtype, device=device)
         self.table = torch.zeros(
             layout.num_rows, layout.max_pages, dtype=torch.int32, device=device
@@ -37,20 +46,21 @@ class KVPool:
         """K and V of one layer."""
         return self._layers[layer]
 
+    def target(self, layer: int, slots: Tensor) -> KVTarget:
+        """Where K and V of tokens at `slots` go, for whoever stores them himself."""
+        return KVTarget(*self._flat[layer], slots, *self.scales)
+
     def store(self, layer: int, slots: Tensor, k: Tensor, v: Tensor) -> None:
         """Write k, v [num_tokens, num_kv_heads, head_dim] of any dtype at `slots`, int64
-        [num_tokens]."""
-        k_slots, v_slots = self._flat[layer]
-        k_slots.index_copy_(0, slots, k.to(k_slots.dtype))
-        v_slots.index_copy_(0, slots, v.to(v_slots.dtype))
+        [num_tokens], all >= 0."""
+        for cache, new, scale in zip(self._flat[layer], (k, v), self.scales, strict=True):
+            if self.dtype == FLOAT8:
+                scaled = (new.float() / scale).clamp_(-FLOAT8_LIMIT, FLOAT8_LIMIT).to(FLOAT8)
+                # torch copies bytes by index, but not every float8 type.
+                cache.view(torch.uint8).index_copy_(0, slots, scaled.view(torch.uint8))
+            else:
+                cache.index_copy_(0, slots, new.to(self.dtype))
 
-    def update_table(self, reset_rows: Tensor, updates: Tensor) -> None:
-        """Point `reset_rows` at page 0, then apply updates int64 [n, 3] of (row, page index, page
-        id)."""
-        self.table.index_fill_(0, reset_rows, 0)
-        self.table[updates[:, 0], updates[:, 1]] = updates[:, 2].to(torch.int32)
-
-    def slots(self, rows: Tensor, positions: Tensor) -> Tensor:
-        """int64 slots of tokens at `positions` of table rows `rows`, both int64 [num_tokens]."""
-        pages = self.table[rows, positions // self.page_size].to(torch.int64)
-        return pages * self.page_size + positions % self.page_size
+    def as_queries(self, q: Tensor) -> Tensor:
+        """q as attention over this pool takes it: in the pool's dtype unless that is float8."""
+        return q if self.dtype == FLOAT8 else q.to(self.dtype)

@@ -4,7 +4,8 @@ Order: penalties, biases and minimum-token masks change the logits (log-probabil
 then temperature, top-k, top-p and min-p; then the Gumbel-max draw, argmax(score + noise), which
 equals a draw from the softmax of the scores. Greedy rows take a plain argmax; only rows that draw
 spend random numbers, and a filtered row on a CPU only for the tokens that survive, which changes no
-draw."""
+draw. Kernels named in the config (plugins/executor/sampling.py) do the same for all rows at
+once."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -19,8 +20,11 @@ from plugins.executor.logprobs import Entries, score
 from plugins.executor.penalties import PenaltyCounts
 from plugins.executor.philox import gumbel_at, gumbel_rows
 from plugins.executor.rows import SamplingRows
+from plugins.executor.sampling import SamplingKernels
 
 Int64 = NDArray[np.int64]
+COLUMNS = ("temperature", "top_k", "top_p", "min_p_log", "seed", "position", "choice")
+"""A row's parameters, as kernels take them."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -48,15 +52,20 @@ class Samples:
     logprobs: Entries | None
 
 
-def plan_samples(rows: SamplingRows, row_ids: Int64, output_positions: Int64) -> SamplePlan:
-    """Gather the parameters of the sampled rows. row_ids, output_positions: int64 [k]."""
+def plan_samples(
+    rows: SamplingRows, row_ids: Int64, output_positions: Int64, for_kernels: bool = False
+) -> SamplePlan:
+    """Gather the parameters of the sampled rows. row_ids, output_positions: int64 [k]. for_kernels:
+    as COLUMNS of all rows, instead of those of the rows that draw and their filters."""
     random = np.flatnonzero(rows.random[row_ids])
     penalised = np.flatnonzero(rows.penalised[row_ids])
     asked = np.flatnonzero(rows.asks[row_ids])
     edits = rows.edits(row_ids, output_positions)
     arrays: dict[str, NDArray[Any]] = {"sampled_rows": row_ids}
     max_top_k = 0
-    if len(random):
+    if for_kernels:
+        arrays |= _columns(rows, row_ids, output_positions)
+    elif len(random):
         drawing = row_ids[random]
         arrays |= {
             "random": random,
@@ -92,10 +101,16 @@ def plan_samples(rows: SamplingRows, row_ids: Int64, output_positions: Int64) ->
 
 
 def sample(
-    logits: Tensor, plan: SamplePlan, inputs: dict[str, Tensor], penalties: PenaltyCounts
+    logits: Tensor,
+    plan: SamplePlan,
+    inputs: dict[str, Tensor],
+    penalties: PenaltyCounts,
+    kernels: SamplingKernels | None = None,
 ) -> Samples:
     """Tokens for logits float32 [k, vocab_size], which it may overwrite. inputs: plan.arrays
-    uploaded."""
+    uploaded, made for these kernels or for none."""
+    if kernels is not None:
+        return _sample_by_kernels(logits, plan, inputs, penalties, kernels)
     logits = _adjusted(logits, plan, inputs, penalties)
     if 0 < plan.num_random == plan.num_rows:
         tokens = _draw(logits, plan, inputs)
@@ -111,6 +126,43 @@ def sample(
         return Samples(tokens, None)
     asked = inputs["asked"]
     return Samples(tokens, score(logits[asked], tokens[asked], int(plan.num_logprobs.max())))
+
+
+def _columns(rows: SamplingRows, row_ids: Int64, positions: Int64) -> dict[str, NDArray[Any]]:
+    with np.errstate(divide="ignore"):
+        min_p_log = np.log(rows.min_p[row_ids])
+    return {
+        "temperature": np.where(rows.random[row_ids], rows.temperature[row_ids], 0.0),
+        "top_k": rows.top_k[row_ids],
+        "top_p": rows.top_p[row_ids],
+        "min_p_log": min_p_log,
+        "seed": rows.seed[row_ids],
+        "position": positions,
+        "choice": rows.choice[row_ids],
+    }
+
+
+def _sample_by_kernels(
+    logits: Tensor,
+    plan: SamplePlan,
+    inputs: dict[str, Tensor],
+    penalties: PenaltyCounts,
+    kernels: SamplingKernels,
+) -> Samples:
+    rows = inputs["sampled_rows"]
+    if plan.num_penalised:
+        factors = inputs["repetition"], inputs["presence"], inputs["frequency"]
+        kernels.penalise(logits, inputs["penalised"], rows, penalties.tables(), factors)
+    if plan.num_edits:
+        kernels.edit(logits, inputs["edit_at"], inputs["edit_token"], inputs["edit_value"])
+    tokens = kernels.draw(logits, {name: inputs[name] for name in COLUMNS})
+    if plan.num_penalised:
+        kernels.count(penalties.tables()[0], inputs["penalised"], rows, tokens)
+    if not len(plan.asked):
+        return Samples(tokens, None)
+    asked = inputs["asked"]
+    num_top = int(plan.num_logprobs.max())
+    return Samples(tokens, score(logits[asked], tokens[asked], num_top, kernels))
 
 
 def _filter_arrays(rows: SamplingRows, drawing: Int64) -> tuple[dict[str, NDArray[Any]], int]:

@@ -25,14 +25,21 @@ from core.queries import AttentionQuery, ExecutorQuery
 from plugins.executor.attend import LaunchAttention
 from plugins.executor.logprobs import score
 from plugins.executor.packing import PackedLaunch, pack
+from plugins.executor.paging import Paging, TorchPaging
 from plugins.executor.penalties import PenaltyCounts
-from plugins.executor.pool import KVPool
+from plugins.executor.pool import FLOAT8, KVPool
 from plugins.executor.results import InFlight
 from plugins.executor.rows import SamplingRows
 from plugins.executor.sampler import SamplePlan, plan_samples, sample
+from plugins.executor.sampling import SamplingKernels
 from plugins.executor.upload import download, upload
 
-DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
+DTYPES = {
+    "float32": torch.float32,
+    "float16": torch.float16,
+    "bfloat16": torch.bfloat16,
+    "float8_e4m3fn": FLOAT8,
+}
 MAX_IN_FLIGHT = 2
 
 
@@ -48,15 +55,32 @@ class DeviceState:
 
 class TorchRunner:
     """The plugin. dtype: of the KV pool, "auto" = the model's. num_threads: torch's CPU threads in
-    this process, None = leave them."""
+    this process, None = leave them. k_scale, v_scale: a float8 pool holds K / k_scale and V /
+    v_scale. paging: a plugins.executor.paging.Paging, None = torch. sampling: a
+    plugins.executor.sampling.SamplingKernels, None = torch."""
 
-    def __init__(self, dtype: str = "auto", num_threads: int | None = None) -> None:
+    def __init__(
+        self,
+        dtype: str = "auto",
+        num_threads: int | None = None,
+        k_scale: float = 1.0,
+        v_scale: float = 1.0,
+        paging: Any = None,
+        sampling: Any = None,
+    ) -> None:
         rule = f"auto or one of {', '.join(DTYPES)}"
         require(dtype == "auto" or dtype in DTYPES, "executor.dtype", rule, dtype)
         holds = num_threads is None or num_threads >= 1
         require(holds, "executor.num_threads", ">= 1 or null", num_threads)
+        for name, scale in (("k_scale", k_scale), ("v_scale", v_scale)):
+            require(scale > 0, f"executor.{name}", "> 0", scale)
+            holds = scale == 1.0 or dtype == "float8_e4m3fn"
+            require(holds, f"executor.{name}", "1 unless executor.dtype is float8_e4m3fn", scale)
         self._dtype = dtype
         self._num_threads = num_threads
+        self._scales = (k_scale, v_scale)
+        self._paging = paging
+        self._sampling = sampling
 
     @hookimpl
     def build_executor(self, query: ExecutorQuery) -> "TorchExecutor":
@@ -65,19 +89,30 @@ class TorchRunner:
             torch.set_num_threads(self._num_threads)
         model: Model = query.model()
         dtype = model.dtype if self._dtype == "auto" else DTYPES[self._dtype]
-        return TorchExecutor(model, dtype, query)
+        return TorchExecutor(model, dtype, query, self._scales, self._paging, self._sampling)
 
 
 class TorchExecutor:
     """core.protocols.Executor over a core.protocols.Model."""
 
-    def __init__(self, model: Model, dtype: torch.dtype, query: ExecutorQuery) -> None:
+    def __init__(
+        self,
+        model: Model,
+        dtype: torch.dtype,
+        query: ExecutorQuery,
+        scales: tuple[float, float] = (1.0, 1.0),
+        paging: Paging | None = None,
+        sampling: SamplingKernels | None = None,
+    ) -> None:
         self.model = model
         self.vocab_size = model.vocab_size
         self.max_model_len = model.max_model_len
         self.end_token_ids = model.end_token_ids
         self.device = torch.device(model.device)
         self._dtype = dtype
+        self._scales = scales
+        self._paging: Paging = paging or TorchPaging()
+        self._sampling = sampling
         self._build_attention = query.attention
         self._clock: Clock = query.clock
         self._state: DeviceState | None = None
@@ -98,15 +133,17 @@ class TorchExecutor:
                 num_q_heads=model.num_q_heads,
                 num_kv_heads=model.num_kv_heads,
                 head_dim=model.head_dim,
-                dtype=_name(self._dtype),
+                dtype=_name(model.dtype if self._dtype == FLOAT8 else self._dtype),
                 kv_dtype=_name(self._dtype),
                 page_size=layout.page_size,
                 device=str(self.device),
+                k_scale=self._scales[0],
+                v_scale=self._scales[1],
             )
         )
         shape = (model.num_layers, model.num_kv_heads, model.head_dim)
         self._state = DeviceState(
-            pool=KVPool(layout, *shape, self._dtype, self.device),
+            pool=KVPool(layout, *shape, self._dtype, self.device, *self._scales),
             rows=SamplingRows(layout.num_rows, self.vocab_size),
             penalties=PenaltyCounts(layout.num_rows, self.vocab_size, self.device),
             backend=backend,
@@ -126,7 +163,8 @@ class TorchExecutor:
         if penalised:
             state.penalties.reset(penalised)
         packed = pack(launch, state.rows)
-        samples = plan_samples(state.rows, *_sampled(launch, state.rows))
+        sampled = _sampled(launch, state.rows)
+        samples = plan_samples(state.rows, *sampled, for_kernels=self._sampling is not None)
         inputs = upload(packed.arrays | samples.arrays, self.device)
         logits = self._forward(launch, packed, inputs)
         self._finish(launch.launch_id, packed, samples, inputs, logits)
@@ -148,6 +186,7 @@ class TorchExecutor:
             "kv_dtype": _name(self._dtype),
             "torch": torch.__version__,
             "num_threads": torch.get_num_threads(),
+            "sampling": "torch" if self._sampling is None else self._sampling.describe(),
         }
         if self._state is not None:
             facts["kv_pool_bytes"] = self._state.pool.kv.nbytes
@@ -166,23 +205,31 @@ class TorchExecutor:
 
     def _forward(self, launch: Launch, packed: PackedLaunch, inputs: dict[str, Tensor]) -> Tensor:
         state = self._prepared()
-        pool, rows = state.pool, inputs["row_ids"]
-        pool.update_table(inputs["reset_rows"], inputs["updates"])
+        pool = state.pool
+        self._paging.update(pool.table, inputs["reset_rows"], inputs["updates"])
         token_ids, positions = inputs["token_ids"], inputs["positions"]
         if launch.feedback.any():
             token_ids[inputs["feedback_at"]] = pool.last_tokens[inputs["feedback_rows"]]
+        step = self._paging.step(
+            pool.table,
+            inputs["row_ids"],
+            inputs["context_lens"],
+            inputs["query_starts"],
+            inputs["token_rows"],
+            positions,
+            pool.page_size,
+        )
         batch = AttentionBatch(
-            page_table=pool.table[rows],
-            context_lens=inputs["context_lens"].to(torch.int32),
-            query_starts=inputs["query_starts"].to(torch.int32),
+            page_table=step.page_table,
+            context_lens=step.context_lens,
+            query_starts=step.query_starts,
             host_context_lens=packed.context_lens,
             host_query_lens=packed.query_lens,
             num_decode_rows=launch.num_decode_rows,
             page_size=pool.page_size,
         )
-        slots = pool.slots(inputs["token_rows"], positions)
         plan = state.backend.plan(batch)
-        attend = LaunchAttention(pool, state.backend, slots, plan, launch.num_decode_rows)
+        attend = LaunchAttention(pool, state.backend, step.slots, plan, launch.num_decode_rows)
         logits: Tensor = self.model.forward(token_ids, positions, attend, inputs["logits_rows"])
         return logits[:, : self.vocab_size]  # padding of the head is never scored or sampled
 
@@ -196,12 +243,13 @@ class TorchExecutor:
     ) -> None:
         """Sample, score the prompts that asked, and send the results towards the host."""
         state, scores = self._prepared(), packed.scores
-        drawn = sample(logits[: samples.num_rows], samples, inputs, state.penalties)
+        first, kernels = logits[: samples.num_rows], self._sampling
+        drawn = sample(first, samples, inputs, state.penalties, kernels)
         state.pool.last_tokens[inputs["sampled_rows"]] = drawn.tokens
         entries = None
         if scores is not None:
             rest = logits[samples.num_rows :]
-            entries = score(rest, inputs["score_targets"], max(scores.num_top))
+            entries = score(rest, inputs["score_targets"], max(scores.num_top), kernels)
         tokens = download(drawn.tokens)
         event = None
         if self.device.type == "cuda":

@@ -34,6 +34,7 @@ from plugins.model.facts import (
     sampled_vocab_size,
 )
 from plugins.model.loader import LoadSettings
+from plugins.model.ops import LayerOps, TorchOps
 from plugins.model.remote import download_snapshot, read_gguf
 from plugins.model.spec import FAMILIES, DecoderSpec, decoder_spec
 from plugins.model.weights import allocate, fill_random
@@ -69,9 +70,10 @@ def build(settings: LoadSettings, query: ModelQuery) -> Model:
         assert found.folder is not None, "weights come from a folder"
         return _decoder(SafetensorsFolder(found.folder), spec, found, settings, dtype, query)
     facts = _facts(found, spec.vocab_size, spec.max_positions, settings)
+    ops = _checked_ops(settings, spec, dtype, device)
     weights = allocate(spec, dtype, device)
     fill_random(weights, spec, query.seed)
-    return Decoder(spec, weights, facts)
+    return Decoder(spec, weights, facts, ops)
 
 
 def flat_config(config: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -141,7 +143,20 @@ def _decoder(
 ) -> Decoder:
     facts = _facts(found, spec.vocab_size, spec.max_positions, settings)
     device = torch.device(query.device)
-    return Decoder(spec, load_weights(source, spec, dtype, device, query.progress), facts)
+    ops = _checked_ops(settings, spec, dtype, device)
+    weights = load_weights(source, spec, dtype, device, query.progress)
+    return Decoder(spec, weights, facts, ops)
+
+
+def _checked_ops(
+    settings: LoadSettings, spec: DecoderSpec, dtype: torch.dtype, device: torch.device
+) -> LayerOps:
+    ops: LayerOps = settings.ops or TorchOps()
+    try:
+        ops.check(device, dtype, spec.head_dim)
+    except ValueError as error:
+        raise ConfigError(f"model.ops: {error}") from error
+    return ops
 
 
 def _build_gguf(path: Path, settings: LoadSettings, query: ModelQuery) -> Model:

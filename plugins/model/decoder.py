@@ -6,7 +6,6 @@ rotary tables in float32, then cast), so that float32 results agree with it to t
 packed tokens, H hidden, D head_dim, V vocabulary.
 """
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -16,18 +15,10 @@ from torch import Tensor
 
 from core.protocols import Attend
 from plugins.model.facts import ModelFacts
-from plugins.model.rope import Rotary, rotate
+from plugins.model.ops import LayerOps, TorchOps
+from plugins.model.rope import Rotary
 from plugins.model.spec import DecoderSpec
 from plugins.model.weights import LayerWeights, Weights
-
-_ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
-    "silu": F.silu,
-    "swish": F.silu,
-    "gelu": F.gelu,
-    "gelu_new": lambda x: F.gelu(x, approximate="tanh"),
-    "gelu_pytorch_tanh": lambda x: F.gelu(x, approximate="tanh"),
-    "relu": F.relu,
-}
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,9 +34,15 @@ class _Layer:
 class Decoder:
     """A core.protocols.Model. Inference only: the caller holds torch.inference_mode."""
 
-    def __init__(self, spec: DecoderSpec, weights: Weights, facts: ModelFacts) -> None:
+    def __init__(
+        self,
+        spec: DecoderSpec,
+        weights: Weights,
+        facts: ModelFacts,
+        ops: LayerOps | None = None,
+    ) -> None:
         """weights are complete. facts.vocab_size cuts head rows that no token id uses; a window
-        that no sequence of facts.max_model_len tokens can exceed is dropped."""
+        that no sequence of facts.max_model_len tokens can exceed is dropped. ops: None = torch."""
         self.spec = spec
         self.weights = weights
         self.facts = facts
@@ -61,7 +58,7 @@ class Decoder:
         self.device = weights.embedding.device
         self._head = weights.head[: facts.vocab_size]
         self._rotary = Rotary(spec.rope, self.dtype, self.device)
-        self._activation = _ACTIVATIONS[spec.activation]
+        self._ops: LayerOps = ops or TorchOps()
         self._scale = spec.head_dim**-0.5
         self._layers = [
             _Layer(index, layer, spec.rope_layers[index], _binding(spec.windows[index], facts))
@@ -79,41 +76,46 @@ class Decoder:
         """token_ids, positions int64 [N]; logits_rows int64 [k]. Returns logits float32 [k, V].
 
         attend is called once a layer, in order, with q [N, Hq, D] and k, v [N, Hkv, D]: views with
-        a contiguous last dimension, whose rows may be strided.
+        a contiguous last dimension, whose rows may be strided. A block's output is added to the
+        hidden state by the norm that follows it.
         """
+        norm, eps = self._ops.add_norm, self.spec.norm_eps
         hidden = F.embedding(token_ids, self.weights.embedding)
-        cos, sin = self._rotary(positions)
+        rotation = self._rotary(positions)
+        delta: Tensor | None = None
         for layer in self._layers:
-            hidden = hidden + self._attention(layer, hidden, cos, sin, attend)
-            hidden = hidden + self._mlp(layer.weights, hidden)
-        hidden = self._norm(hidden[logits_rows], self.weights.final_norm)
-        return F.linear(hidden, self._head).float()
+            weights = layer.weights
+            normed, hidden = norm(hidden, delta, weights.input_norm, eps)
+            delta = self._attention(layer, normed, rotation, attend)
+            normed, hidden = norm(hidden, delta, weights.post_norm, eps)
+            delta = self._mlp(weights, normed)
+        delta = None if delta is None else delta[logits_rows]
+        normed, _ = norm(hidden[logits_rows], delta, self.weights.final_norm, eps)
+        return F.linear(normed, self._head).float()
 
     def _attention(
-        self, layer: _Layer, hidden: Tensor, cos: Tensor, sin: Tensor, attend: Attend
+        self, layer: _Layer, normed: Tensor, rotation: tuple[Tensor, Tensor], attend: Attend
     ) -> Tensor:
         weights = layer.weights
-        num_tokens = hidden.shape[0]
-        qkv = F.linear(self._norm(hidden, weights.input_norm), weights.qkv, weights.qkv_bias)
-        qkv = qkv.view(num_tokens, -1, self.head_dim)
-        num_q, num_qk = self.num_q_heads, self.num_q_heads + self.num_kv_heads
-        qk, v = qkv[:, :num_qk], qkv[:, num_qk:]
-        if weights.qk_norm is not None:
-            qk = self._norm(qk, weights.qk_norm)
-        if layer.rope:
-            qk = rotate(qk, cos, sin)
-        out = attend(layer.index, qk[:, :num_q], qk[:, num_q:], v, self._scale, layer.window)
+        num_tokens = normed.shape[0]
+        qkv = F.linear(normed, weights.qkv, weights.qkv_bias)
+        q, k, v = self._ops.rotate_store(
+            qkv.view(num_tokens, -1, self.head_dim),
+            rotation if layer.rope else None,
+            weights.qk_norm,
+            self.spec.norm_eps,
+            self.num_q_heads,
+            attend,
+            layer.index,
+        )
+        out = attend(layer.index, q, k, v, self._scale, layer.window)
         return F.linear(out.reshape(num_tokens, -1), weights.o, weights.o_bias)
 
-    def _mlp(self, weights: LayerWeights, hidden: Tensor) -> Tensor:
-        normed = self._norm(hidden, weights.post_norm)
-        gate, up = F.linear(normed, weights.gate_up, weights.gate_up_bias).chunk(2, -1)
-        return F.linear(self._activation(gate) * up, weights.down, weights.down_bias)
-
-    def _norm(self, x: Tensor, weight: Tensor) -> Tensor:
-        # The weight is applied after the cast back to x's dtype, as transformers does; F.rms_norm
-        # with a weight would round once less in half precision.
-        return F.rms_norm(x, x.shape[-1:], None, self.spec.norm_eps) * weight
+    def _mlp(self, weights: LayerWeights, normed: Tensor) -> Tensor:
+        gate_up = F.linear(normed, weights.gate_up, weights.gate_up_bias)
+        return F.linear(
+            self._ops.gate(gate_up, self.spec.activation), weights.down, weights.down_bias
+        )
 
 
 def _binding(window: int | None, facts: ModelFacts) -> int | None:

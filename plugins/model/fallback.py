@@ -23,7 +23,7 @@ import torch.nn.functional as F  # noqa: N812
 from torch import Tensor
 
 from core.errors import ConfigError
-from core.protocols import Attend
+from core.protocols import Attend, KVTarget
 from plugins.model.checkpoint import listed
 from plugins.model.facts import ModelFacts
 from plugins.model.spec import FAMILIES
@@ -34,8 +34,7 @@ INTERFACE = "tritium"
 REFUSED_ARGUMENTS = ("softcap", "s_aux", "sinks", "position_bias", "alibi", "head_mask")
 PROBE_LENGTHS = (7, 5)
 # Mean difference to the model's own attention, relative to the mean logit: rounding stays far
-# below, a wrong mask or position far above. Half precision rounds to 3 digits (float16) or 2
-# (bfloat16).
+# below, a wrong mask or position far above. float16 rounds to 3 digits, bfloat16 to 2.
 PROBE_TOLERANCE = {torch.float32: 1e-4, torch.float16: 2e-2, torch.bfloat16: 5e-2}
 
 
@@ -152,6 +151,12 @@ class _DenseAttend:
         self._same = owner[:, None] == owner[None, :]
         self._distance = positions[:, None] - positions[None, :]
 
+    def target(self, layer: int) -> KVTarget:
+        raise NotImplementedError("transformers models never ask")
+
+    def store(self, layer: int, k: Tensor, v: Tensor) -> None:
+        pass  # no later pass looks back
+
     def __call__(
         self,
         layer: int,
@@ -239,6 +244,7 @@ def _attention(
     assert binding.attend is not None, "the attention interface was called outside forward"
     q, k, v = (x[0].transpose(0, 1) for x in (query, key, value))
     scale = scaling if scaling is not None else query.shape[-1] ** -0.5
+    binding.attend.store(layer, k, v)
     return binding.attend(layer, q, k, v, scale, sliding_window)[None], None
 
 

@@ -23,6 +23,7 @@ class LoadSettings:
     max_model_len: int | None
     config: Mapping[str, Any] | None
     implementation: str
+    ops: Any = None
 
 
 class HuggingFaceModel:
@@ -32,7 +33,8 @@ class HuggingFaceModel:
     seeded random weights from a config alone: a folder's config.json or `config`, its values
     inline. dtype: auto, float32, float16 or bfloat16. max_model_len: longest sequence in tokens,
     null = the model's own limit. implementation: `auto` takes the decoder for the families it
-    knows; `decoder` or `transformers` insists.
+    knows; `decoder` or `transformers` insists. ops: a plugins.model.ops.LayerOps for the decoder,
+    null = torch; a transformers model runs its own.
     """
 
     def __init__(
@@ -43,6 +45,7 @@ class HuggingFaceModel:
         max_model_len: int | None = None,
         config: dict[str, Any] | None = None,
         implementation: str = "auto",
+        ops: Any = None,
     ) -> None:
         _one_of("load", load, LOADS)
         _one_of("implementation", implementation, IMPLEMENTATIONS)
@@ -56,7 +59,7 @@ class HuggingFaceModel:
             raise ConfigError(
                 "load=dummy needs either model.path or model.config, got both or none"
             )
-        self.settings = LoadSettings(path, load, dtype, max_model_len, config, implementation)
+        self.settings = LoadSettings(path, load, dtype, max_model_len, config, implementation, ops)
 
     @hookimpl
     def build_model(self, query: ModelQuery) -> Model:

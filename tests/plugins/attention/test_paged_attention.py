@@ -96,6 +96,32 @@ def test_rows_are_split_between_the_kernels():
     ]
 
 
+@pytest.mark.parametrize(
+    ("takes", "kv_dtype", "given"),
+    [
+        (True, "float32", {"k_new": "k", "v_new": "v"}),
+        (False, "float32", {}),
+        (True, "float8_e4m3fn", {}),  # what later steps read is rounded
+    ],
+)
+def test_new_kv_reach_the_kernels_that_take_them(takes, kv_dtype, given):
+    limits = {"dtypes": ("float32",), "devices": ("cpu",), "kv_dtypes": (kv_dtype,)}
+    seen = []
+
+    @declare(Capabilities(**limits, takes_new_kv=takes))
+    def extend(*arguments, **options):
+        seen.append(options)
+
+    decode = kernel(kv_dtypes=(kv_dtype,))
+    backend = PagedAttention(decode, extend).build_attention(query(kv_dtype=kv_dtype))
+    one = torch.tensor([1], dtype=torch.int32)
+    starts = torch.tensor([0, 2], dtype=torch.int32)
+    made = backend.plan(AttentionBatch(one[None], one + 1, starts, [2], [2], 0, 16))
+    backend.extend(torch.zeros(2, 4, 64), None, None, made, 0.5, None, "k", "v")
+    backend.extend(torch.zeros(2, 4, 64), None, None, made, 0.5, None)
+    assert seen == [given, {}]
+
+
 def test_hook_build_attention():
     hooks = Hooks({"attention": PagedAttention(paged_decode, paged_extend)}, {})
     backend = hooks.build("build_attention", query(dtype="bfloat16", page_size=1))

@@ -140,6 +140,30 @@ def test_lower_precision_pool_stores_and_answers():
     assert core.executor.describe()["model_dtype"] == "float32"
 
 
+def test_float8_pool_tells_the_backend_of_its_scales_and_clamps():
+    asked = []
+    query = executor_query(MODEL)
+    attention = query.attention
+    query = replace(query, attention=lambda facts: asked.append(facts) or attention(facts))
+    runner = TorchRunner(dtype="float8_e4m3fn", k_scale=0.002, v_scale=0.5)
+    core = Driver(runner.build_executor(query))
+    assert (asked[0].dtype, asked[0].kv_dtype) == ("float32", "float8_e4m3fn")
+    assert (asked[0].k_scale, asked[0].v_scale) == (0.002, 0.5)
+    core.start(0, PROMPTS[0])
+    core.run(0, 4)
+    pool = core.executor._state.pool
+    assert pool.kv.dtype == torch.float8_e4m3fn
+    assert pool.kv[:, 0].float().abs().max() == 448.0  # K / 0.002 is beyond the range
+    wide = driver()
+    wide.start(0, PROMPTS[0])
+    wide.step((0, 37))
+    slots = [core.pages[0][i // 16] * 16 + i % 16 for i in range(37)]
+    assert core.pages[0][:3] == wide.pages[0]
+    exact = wide.executor._state.pool.kv[0, 1].flatten(0, 1)[slots]
+    stored = pool.kv[0, 1].flatten(0, 1)[slots].float() * 0.5
+    torch.testing.assert_close(stored, exact, rtol=2**-4, atol=2**-10)
+
+
 def test_third_launch_in_flight_is_refused():
     core = driver()
     core.start(0, PROMPTS[1])
@@ -152,6 +176,10 @@ def test_third_launch_in_flight_is_refused():
 def test_bad_arguments_are_refused():
     with pytest.raises(ConfigError, match=r"executor\.dtype must be .*, got 'int8'"):
         TorchRunner(dtype="int8")
+    with pytest.raises(ConfigError, match=r"executor\.k_scale must be > 0, got 0"):
+        TorchRunner(dtype="float8_e4m3fn", k_scale=0)
+    with pytest.raises(ConfigError, match=r"executor\.v_scale must be 1 unless .*, got 2"):
+        TorchRunner(v_scale=2.0)
     with pytest.raises(ConfigError, match=r"executor\.num_threads must be >= 1 or null, got 0"):
         TorchRunner(num_threads=0)
 

@@ -47,6 +47,7 @@ class ToyModel:
             normed = torch.nn.functional.layer_norm(hidden, (self.width,))
             heads = (normed @ self.qkv[layer].T).view(len(token_ids), -1, self.head_dim)
             q, k, v = heads.split([self.num_q_heads, self.num_kv_heads, self.num_kv_heads], 1)
+            attend.store(layer, k, v)
             mixed = attend(layer, q, k, v, self.head_dim**-0.5, self.windows[layer])
             hidden = hidden + mixed.reshape(len(token_ids), -1) @ self.out[layer].T
         logits = torch.nn.functional.layer_norm(hidden[logits_rows], (self.width,)) @ self.head.T
@@ -56,7 +57,14 @@ class ToyModel:
     def dense_logits(self, tokens):
         """Logits [len(tokens), vocab_size] of one sequence, without a cache."""
 
-        def attend(layer, q, k, v, scale, window):
+        class Dense:
+            def store(self, layer, k, v):
+                pass
+
+            def __call__(self, layer, q, k, v, scale, window):
+                return attend(q, k, v, scale, window)
+
+        def attend(q, k, v, scale, window):
             group = self.num_q_heads // self.num_kv_heads
             k, v = k.repeat_interleave(group, 1), v.repeat_interleave(group, 1)
             scores = torch.einsum("thd,chd->htc", q, k) * scale
@@ -68,7 +76,7 @@ class ToyModel:
 
         ids = torch.tensor(tokens)
         rows = torch.arange(len(tokens))
-        return self.forward(ids, rows, attend, rows)[:, : self.vocab_size]
+        return self.forward(ids, rows, Dense(), rows)[:, : self.vocab_size]
 
     def greedy(self, prompt, num_tokens):
         """The reference continuation of a prompt."""

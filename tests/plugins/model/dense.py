@@ -20,15 +20,26 @@ class DenseCache:
     values: dict[tuple[int, int], Tensor] = field(default_factory=dict)
     rows: list[tuple[int, int]] = field(default_factory=list)  # (sequence, tokens) of this pass
     calls: list[int] = field(default_factory=list)
+    stored: tuple[int, Tensor, Tensor] | None = None  # layer, K and V that the next call is about
 
     def begin(self, rows: list[tuple[int, int]]) -> None:
         """Declare the sequences of the next forward pass and how many tokens each brings."""
         self.rows = rows
         self.calls = []
 
+    def store(self, layer: int, k: Tensor, v: Tensor) -> None:
+        """Kept by the call that must follow."""
+        assert self.stored is None, "K and V were stored twice"
+        self.stored = (layer, k, v)
+
     def __call__(
         self, layer: int, q: Tensor, k: Tensor, v: Tensor, scale: float, window: int | None
     ) -> Tensor:
+        assert self.stored is not None, "nothing was stored"
+        assert self.stored[0] == layer
+        assert torch.equal(self.stored[1], k)
+        assert torch.equal(self.stored[2], v)
+        self.stored = None
         self.calls.append(layer)
         outputs, start = [], 0
         for sequence, num_tokens in self.rows:

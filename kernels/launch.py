@@ -1,0 +1,60 @@
+"""Launches a compiled kernel again without Triton's look-up of what to compile.
+
+Triton specialises a kernel on every argument at every launch, which costs the host more than a
+small kernel runs. Attention runs with the same shapes in every layer, so the caller keeps a key of
+everything that decides the specialisation, and the second launch with a key goes straight to the
+compiled kernel."""
+
+from collections.abc import Callable, Hashable, Mapping
+from typing import Any
+
+import torch
+from triton import knobs
+from triton.runtime.jit import JITFunction
+
+
+class Launcher:
+    """One kernel and its compiled forms. Under the interpreter every launch is a first one."""
+
+    def __init__(self, kernel: Any) -> None:
+        """kernel: a jit function whose constants are its last parameters."""
+        self._kernel = kernel
+        self._compiled: dict[Hashable, tuple[Any, tuple[Any, ...], int]] = {}
+
+    def __call__(
+        self,
+        key: Hashable,
+        grid: tuple[int, int],
+        arguments: tuple[Any, ...],
+        constants: Callable[[], Mapping[str, Any]],
+        **options: Any,
+    ) -> None:
+        """Launch on the current stream. arguments: positional, up to the constants; constants():
+        the rest by name, in the kernel's order, asked once a key. key must change whenever a
+        constant or option does, the device, a tensor's dtype or 16-byte alignment, or an integer's
+        being 1 or a multiple of 16."""
+        known = self._compiled.get(key)
+        if known is None:
+            self._first(key, grid, arguments, constants(), options)
+            return
+        compiled, values, device = known
+        if knobs.runtime.launch_enter_hook is not None:  # a profiler wants to see the launch
+            compiled[(*grid, 1)](*arguments, *values)
+            return
+        stream = torch._C._cuda_getCurrentRawStream(device)
+        function, metadata = compiled.function, compiled.packed_metadata
+        compiled.run(*grid, 1, stream, function, metadata, None, None, None, *arguments, *values)
+
+    def _first(
+        self,
+        key: Hashable,
+        grid: tuple[int, int],
+        arguments: tuple[Any, ...],
+        constants: Mapping[str, Any],
+        options: Mapping[str, Any],
+    ) -> None:
+        compiled = self._kernel[grid](*arguments, **constants, **options)
+        if isinstance(self._kernel, JITFunction):
+            names = self._kernel.arg_names[len(arguments) :]
+            assert list(constants) == names, f"constants in the order {names}"
+            self._compiled[key] = (compiled, tuple(constants.values()), torch.cuda.current_device())

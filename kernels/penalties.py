@@ -1,0 +1,137 @@
+"""Penalties, biases and masks on logits in place, and the counts that penalties read.
+
+Repetition divides a positive logit and multiplies a negative one for a token of prompt or output
+(Keskar et al., arXiv:1909.05858); presence and frequency subtract for tokens of the output, once
+and per occurrence. A launch touches the rows or the single logits it is given, nothing else.
+"""
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from kernels.check import require
+from kernels.vocabulary import check_logits
+
+CHUNK = 4096
+EDITS = 128
+
+
+@triton.jit
+def _penalise_kernel(
+    p_logits,
+    p_at,
+    p_rows,
+    p_outputs,
+    p_prompts,
+    p_repetition,
+    p_presence,
+    p_frequency,
+    row_stride,
+    VOCAB: tl.constexpr,
+    CHUNK: tl.constexpr,
+):
+    i = tl.program_id(1)
+    at = tl.load(p_at + i).to(tl.int64)
+    held = tl.load(p_rows + at).to(tl.int64) * VOCAB
+    repetition = tl.load(p_repetition + i).to(tl.float32)
+    presence = tl.load(p_presence + i).to(tl.float32)
+    frequency = tl.load(p_frequency + i).to(tl.float32)
+    o = tl.program_id(0) * CHUNK + tl.arange(0, CHUNK)
+    inside = o < VOCAB
+    x = tl.load(p_logits + at * row_stride + o, mask=inside, other=0.0)
+    counts = tl.load(p_outputs + held + o, mask=inside, other=0)
+    prompt = tl.load(p_prompts + held + o, mask=inside, other=0) != 0
+    produced = counts > 0
+    factor = tl.zeros_like(x) + repetition
+    scaled = tl.where(x > 0, tl.div_rn(x, factor), x * factor)
+    x = tl.where(prompt | produced, scaled, x)
+    x = x - frequency * counts.to(tl.float32) - tl.where(produced, presence, 0.0)
+    tl.store(p_logits + at * row_stride + o, x, mask=inside)
+
+
+@triton.jit(do_not_specialize=["num_edits"])
+def _edit_kernel(p_logits, p_at, p_tokens, p_values, row_stride, num_edits, EDITS: tl.constexpr):
+    o = tl.program_id(0) * EDITS + tl.arange(0, EDITS)
+    inside = o < num_edits
+    at = tl.load(p_at + o, mask=inside, other=0).to(tl.int64)
+    token = tl.load(p_tokens + o, mask=inside, other=0).to(tl.int64)
+    value = tl.load(p_values + o, mask=inside, other=0.0).to(tl.float32)
+    # A token may be biased and masked at once.
+    tl.atomic_add(p_logits + at * row_stride + token, value, mask=inside)
+
+
+@triton.jit(do_not_specialize=["num_rows"])
+def _count_kernel(p_outputs, p_at, p_rows, p_tokens, vocab_size, num_rows, ROWS: tl.constexpr):
+    o = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
+    inside = o < num_rows
+    at = tl.load(p_at + o, mask=inside, other=0).to(tl.int64)
+    row = tl.load(p_rows + at, mask=inside, other=0).to(tl.int64)
+    token = tl.load(p_tokens + at, mask=inside, other=0).to(tl.int64)
+    p_count = p_outputs + row * vocab_size + token
+    tl.store(p_count, tl.load(p_count, mask=inside, other=0) + 1, mask=inside)
+
+
+def penalise(
+    logits: Tensor,
+    at: Tensor,
+    rows: Tensor,
+    outputs: Tensor,
+    prompts: Tensor,
+    repetition: Tensor,
+    presence: Tensor,
+    frequency: Tensor,
+) -> None:
+    """Penalise rows `at` [n] of logits float32 [k, vocab_size] in place. rows [k]: the row of
+    outputs int32 and prompts bool [num_rows, vocab_size] that belongs to each row of logits.
+    repetition, presence, frequency [n], floats of any type. Raises ValueError."""
+    check_logits(logits)
+    _check_counts(logits, outputs)
+    require(prompts.shape == outputs.shape, "prompts", "shaped as outputs", tuple(prompts.shape))
+    require(prompts.dtype == torch.bool, "prompts dtype", "bool", str(prompts.dtype))
+    require(prompts.is_contiguous(), "prompts", "contiguous", prompts.stride())
+    vocab_size = logits.shape[1]
+    if not len(at):
+        return
+    _penalise_kernel[(triton.cdiv(vocab_size, CHUNK), len(at))](
+        logits,
+        at,
+        rows,
+        outputs,
+        prompts.view(torch.uint8),
+        repetition,
+        presence,
+        frequency,
+        logits.stride(0),
+        VOCAB=vocab_size,
+        CHUNK=CHUNK,
+        num_warps=8,
+    )
+
+
+def edit(logits: Tensor, at: Tensor, tokens: Tensor, values: Tensor) -> None:
+    """Add values [e] to logits[at, tokens] in place; repeated places add up, -inf masks. logits
+    float32 [k, vocab_size]. Raises ValueError."""
+    check_logits(logits)
+    count = len(at)
+    if count:
+        grid = (triton.cdiv(count, EDITS),)
+        _edit_kernel[grid](logits, at, tokens, values, logits.stride(0), count, EDITS=EDITS)
+
+
+def count_tokens(outputs: Tensor, at: Tensor, rows: Tensor, tokens: Tensor) -> None:
+    """One more of tokens[at] in row rows[at] of outputs int32 [num_rows, vocab_size], rows
+    distinct; at [n], rows and tokens [k]. Raises ValueError."""
+    require(outputs.dtype == torch.int32, "outputs dtype", "int32", str(outputs.dtype))
+    require(outputs.is_contiguous(), "outputs", "contiguous", outputs.stride())
+    count = len(at)
+    if count:
+        grid = (triton.cdiv(count, EDITS),)
+        _count_kernel[grid](outputs, at, rows, tokens, outputs.shape[1], count, ROWS=EDITS)
+
+
+def _check_counts(logits: Tensor, outputs: Tensor) -> None:
+    require(outputs.dtype == torch.int32, "outputs dtype", "int32", str(outputs.dtype))
+    fits = outputs.dim() == 2 and outputs.shape[1] == logits.shape[1]
+    require(fits, "outputs", f"[rows, {logits.shape[1]}]", tuple(outputs.shape))
+    require(outputs.is_contiguous(), "outputs", "contiguous", outputs.stride())

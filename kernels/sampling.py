@@ -1,0 +1,235 @@
+"""Draws a token for each row of logits: greedy, by temperature, or after top-k, top-p and min-p.
+
+A draw is Gumbel-max: argmax((logit - peak) / temperature + noise), which equals a draw from the
+softmax; the noise is a function of the row's seed, position and choice (kernels/philox.py). Filters
+as in plugins/executor/filters.py: top-k, then top-p over what is left, then min-p; each is a
+threshold on the scaled difference from the peak, and ties with it stay.
+
+Two launches, no wait for the device, nothing that depends on other rows: `scan` (kernels/
+vocabulary.py) passes over the logits once, by many programs a row, and decides greedy and
+unfiltered rows but for the choice among the chunks' winners; then one program a row finishes. For a
+filtered row that program finds the threshold (kernels/threshold.py) and draws among the groups that
+hold survivors.
+
+A row of -inf alone yields token 0; a NaN counts as -inf, +inf as the largest finite number.
+"""
+
+from dataclasses import dataclass, field
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from kernels.check import check_device, require
+from kernels.jit import LOG2E
+from kernels.philox import gumbel_of_blocks, gumbel_of_tokens
+from kernels.threshold import list_groups, load_keys, search_keys, search_row, weigh_row
+from kernels.vocabulary import (
+    GROUP,
+    NEG_INF_KEY,
+    Parameters,
+    ScanConfig,
+    check_logits,
+    clean,
+    key_of,
+    peak_and_sum,
+    scan,
+    settings,
+    value_of,
+)
+
+
+@dataclass(frozen=True, slots=True)
+class SamplingConfig:
+    """Launch parameters. capacity: keys that a search holds in registers; tile: groups read at a
+    time; pivots: thresholds tried in one pass over a row; stages: loads ahead in such a pass."""
+
+    scan: ScanConfig = field(default_factory=ScanConfig)
+    capacity: int = 4096
+    tile: int = 128
+    pivots: int = 8
+    stages: int = 4
+    num_warps: int = 16
+
+
+@triton.jit
+def _threshold(
+    p_row, p_maxima, p_list, p_keys, top_k, top_p, peak, total, scale,
+    VOCAB: tl.constexpr, GROUPS: tl.constexpr, MAXIMA: tl.constexpr, LANES: tl.constexpr,
+    PIVOTS: tl.constexpr, STAGES: tl.constexpr, TILE: tl.constexpr, CAPACITY: tl.constexpr,
+):  # fmt: skip
+    """Key of the least logit that top-k and top-p keep. total: the row's sum of exponentials."""
+    top = key_of(peak)
+    least = tl.full((), NEG_INF_KEY, tl.int32)
+    held = tl.zeros((), tl.int32)
+    above, mass = total, total  # weight above `least`, and what top-p is a share of
+    if (top_k > 0) & (top_k < VOCAB):
+        least, better, held = search_row(
+            p_row, p_maxima, p_list, p_keys, top_k.to(tl.float32), 1.0 * VOCAB, least - 1, top,
+            peak, scale, True, VOCAB, GROUPS, MAXIMA, LANES, PIVOTS, STAGES, TILE, CAPACITY,
+        )  # fmt: skip
+        if top_p < 1.0:
+            if held > 0:
+                keys, weights = load_keys(p_keys, held, peak, scale, False, CAPACITY)
+                above = tl.sum(tl.where(keys > least, weights, 0.0), 0)
+            else:
+                pivots = tl.zeros([PIVOTS], tl.float32) + value_of(least)
+                weighed = weigh_row(p_row, pivots, peak, scale, False, VOCAB, LANES, PIVOTS, STAGES)
+                above = tl.max(weighed, 0)
+            # Of tokens that tie with the k-th, top-p counts as many as there are places.
+            tied = tl.exp2((value_of(least) - peak) * scale)
+            mass = above + (top_k.to(tl.float32) - better) * tied
+    if top_p < 1.0:
+        target = top_p * mass
+        if above >= target:
+            if held > 0:
+                keys, weights = load_keys(p_keys, held, peak, scale, False, CAPACITY)
+                least, beyond = search_keys(keys, weights, 0.0, target, least, top)
+            else:
+                # Tokens that weigh less than their share of what may be cut cannot reach it.
+                cut = tl.log2((1.0 - top_p) * mass / (2.0 * VOCAB)) / scale
+                bound = tl.minimum(tl.maximum(least, key_of(clean(peak + cut)) - 1), top - 1)
+                least, beyond, count = search_row(
+                    p_row, p_maxima, p_list, p_keys, target, above, bound, top, peak, scale,
+                    False, VOCAB, GROUPS, MAXIMA, LANES, PIVOTS, STAGES, TILE, CAPACITY,
+                )  # fmt: skip
+    return least
+
+
+@triton.jit
+def _draw(
+    p_row, p_list, num_groups, threshold, peak, temperature, seed, position, choice,
+    VOCAB: tl.constexpr, TILE: tl.constexpr,
+):  # fmt: skip
+    """The token drawn among those of the listed groups whose score reaches the threshold."""
+    best, token = float("-inf"), tl.zeros((), tl.int32)
+    first = 0
+    while first < num_groups:
+        i = first + tl.arange(0, TILE)
+        group = tl.load(p_list + i, mask=i < num_groups, other=0)
+        o = group[:, None] * GROUP + tl.arange(0, GROUP)[None, :]
+        real = (i < num_groups)[:, None] & (o < VOCAB)
+        x = clean(tl.load(p_row + o, mask=real, other=float("-inf")))
+        score = tl.div_rn(x - peak, tl.zeros_like(x) + temperature)
+        o_block = group[:, None] * (GROUP // 4) + tl.arange(0, GROUP // 4)[None, :]
+        noisy = score + gumbel_of_blocks(o_block, seed, position, choice)
+        noisy = tl.where(real & (score >= threshold), noisy, float("-inf"))
+        winner = tl.max(tl.max(noisy, 1), 0)
+        found = tl.min(tl.min(tl.where(noisy == winner, o, VOCAB), 1), 0)
+        token = tl.where(winner > best, found, token)  # groups ascend: the first of equals stays
+        best = tl.maximum(winner, best)
+        first += TILE
+    return token
+
+
+@triton.jit
+def _choose(
+    p_row, p_best, peak, temperature, greedy, seed, position, choice,
+    VOCAB: tl.constexpr, NUM_CHUNKS: tl.constexpr, CHUNKS: tl.constexpr,
+):  # fmt: skip
+    """The best of the chunks' winners, scored again from the row's peak."""
+    o = tl.arange(0, CHUNKS)
+    there = o < NUM_CHUNKS
+    winners = tl.load(p_best + o, mask=there, other=0)
+    x = clean(tl.load(p_row + winners, mask=there, other=float("-inf")))
+    noisy = tl.div_rn(x - peak, tl.zeros_like(x) + temperature)
+    if not greedy:
+        noisy += gumbel_of_tokens(winners, seed, position, choice)
+    noisy = tl.where(there, noisy, float("-inf"))
+    best = tl.max(noisy, 0)
+    return tl.min(tl.where(there & (noisy == best), winners, VOCAB), 0)
+
+
+@triton.jit
+def _finish_kernel(
+    p_logits, p_temperature, p_top_k, p_top_p, p_min_p_log, p_seed, p_position, p_choice,
+    p_maxima, p_peaks, p_sums, p_best, p_list, p_keys, p_tokens, row_stride,
+    VOCAB: tl.constexpr, GROUPS: tl.constexpr, MAXIMA: tl.constexpr, NUM_CHUNKS: tl.constexpr,
+    CHUNKS: tl.constexpr, LANES: tl.constexpr, PIVOTS: tl.constexpr, STAGES: tl.constexpr,
+    TILE: tl.constexpr, CAPACITY: tl.constexpr,
+):  # fmt: skip
+    row = tl.program_id(0).to(tl.int64)
+    temperature, top_k, top_p, min_p_log, greedy, filtered = settings(
+        p_temperature, p_top_k, p_top_p, p_min_p_log, row, VOCAB
+    )
+    seed, position = tl.load(p_seed + row), tl.load(p_position + row)
+    choice = tl.load(p_choice + row)
+    p_row = p_logits + row * row_stride
+    scale = LOG2E / temperature
+    peak, total = peak_and_sum(p_peaks, p_sums, row, scale, NUM_CHUNKS, CHUNKS)
+    token = tl.zeros((), tl.int32)
+    if peak > float("-inf"):
+        if filtered:
+            p_maxima += row * GROUPS
+            p_list += row * MAXIMA
+            least = _threshold(
+                p_row, p_maxima, p_list, p_keys + row * CAPACITY, top_k, top_p, peak, total, scale,
+                VOCAB, GROUPS, MAXIMA, LANES, PIVOTS, STAGES, TILE, CAPACITY,
+            )  # fmt: skip
+            threshold = tl.maximum(tl.div_rn(value_of(least) - peak, temperature), min_p_log)
+            o = tl.arange(0, MAXIMA)
+            maxima = tl.load(p_maxima + o, mask=o < GROUPS, other=float("-inf"))
+            scores = tl.div_rn(maxima - peak, tl.zeros_like(maxima) + temperature)
+            num_groups = list_groups(p_list, (scores >= threshold) & (o < GROUPS), o)
+            token = _draw(
+                p_row, p_list, num_groups, threshold, peak, temperature, seed, position, choice,
+                VOCAB, TILE,
+            )  # fmt: skip
+        else:
+            token = _choose(
+                p_row, p_best + row * NUM_CHUNKS, peak, temperature, greedy, seed, position, choice,
+                VOCAB, NUM_CHUNKS, CHUNKS,
+            )  # fmt: skip
+    tl.store(p_tokens + row, token.to(tl.int64))
+
+
+def draw(logits: Tensor, parameters: Parameters, config: SamplingConfig | None = None) -> Tensor:
+    """Tokens int64 [n] for logits float32 [n, vocab_size] (rows may be strided), each row by its
+    own parameters. May be captured in a CUDA graph. Raises ValueError for what it cannot take."""
+    config = config or SamplingConfig()
+    check_logits(logits)
+    _check_parameters(logits, parameters)
+    rows, vocab_size = logits.shape
+    tokens = torch.empty(rows, dtype=torch.int64, device=logits.device)
+    if not rows:
+        return tokens
+    passed = scan(logits, parameters, config.scan)
+    groups, chunks = passed.maxima.shape[1], passed.peaks.shape[1]
+    maxima = triton.next_power_of_2(groups)
+    listed = torch.empty(rows, maxima, dtype=torch.int32, device=logits.device)
+    keys = torch.empty(rows, config.capacity, dtype=torch.int32, device=logits.device)
+    _finish_kernel[(rows,)](
+        logits,
+        *parameters.columns(),
+        passed.maxima,
+        passed.peaks,
+        passed.sums,
+        passed.best,
+        listed,
+        keys,
+        tokens,
+        logits.stride(0),
+        VOCAB=vocab_size,
+        GROUPS=groups,
+        MAXIMA=maxima,
+        NUM_CHUNKS=chunks,
+        CHUNKS=triton.next_power_of_2(chunks),
+        LANES=128 * config.num_warps,  # four neighbours a thread
+        PIVOTS=config.pivots,
+        STAGES=config.stages,
+        TILE=config.tile,
+        CAPACITY=config.capacity,
+        num_warps=config.num_warps,
+    )
+    return tokens
+
+
+def _check_parameters(logits: Tensor, parameters: Parameters) -> None:
+    names = ("temperature", "top_k", "top_p", "min_p_log", "seed", "position", "choice")
+    for name, column in zip(names, parameters.columns(), strict=True):
+        require(column.shape == logits.shape[:1], name, f"[{len(logits)}]", tuple(column.shape))
+        require(column.stride(0) == 1 or len(column) == 1, f"{name} strides", "1", column.stride())
+        check_device(name, column, logits)
+    for name, column in zip(names[4:], parameters.columns()[4:], strict=True):
+        require(column.dtype == torch.int64, f"{name} dtype", "int64", str(column.dtype))

@@ -1,0 +1,336 @@
+"""Decode attention over a paged KV cache, split over the context (FlashDecoding).
+
+Every (row, KV head, split) is a program of its own. The query heads that share the KV head form one
+tile, so K and V are read once; softmax runs online in base 2 (FlashAttention, arXiv:2205.14135).
+A row in one split is written straight to the output. Otherwise each program leaves a normalised
+float32 partial result and its log-sum-exp, and a second small kernel merges them. On Hopper that
+kernel is launched early and waits on the device (programmatic dependent launch).
+
+Shapes: N rows, Hq query heads, Hkv KV heads, G = Hq / Hkv, D head_dim. Caches [num_pages,
+page_size, Hkv, D]."""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from functools import cache as cached
+from functools import partial
+from typing import Any
+
+import torch
+import triton
+from torch import Tensor
+
+from kernels.check import check_paged, require
+from kernels.declare import Capabilities, Rows
+from kernels.jit import upcast
+from kernels.launch import Launcher
+from kernels.merge import merge_kernel
+from kernels.pinned import Choice, Shape, choose
+from kernels.split_kernel import decode_kernel
+from kernels.split_plan import (
+    Contexts,
+    PlanShape,
+    SplitTable,
+    balanced,
+    fixed_count,
+    fixed_length,
+)
+
+MAX_GROUP = 16
+MERGE_PROGRAMS = 32
+"""Rows merged at the same time, so that a batch without splits launches few programs in vain."""
+
+HEAD_DIMS = (16, 32, 64, 80, 96, 128, 160, 192, 256)
+DTYPES = ("float32", "float16", "bfloat16")
+CAPABILITIES = Capabilities(
+    dtypes=DTYPES,
+    devices=("cuda",),
+    head_dims=HEAD_DIMS,
+    kv_dtypes=(*DTYPES, "float8_e4m3fn"),
+    max_group=MAX_GROUP,
+    graph_safe=True,
+    returns_lse=True,
+    softcap=True,
+)
+
+Planner = Callable[[Contexts, PlanShape], SplitTable]
+
+
+@dataclass(frozen=True, slots=True)
+class DecodeConfig:
+    """Launch parameters. block_n: tokens of a tile. per_sm: programs that a multiprocessor holds,
+    which the planner fills."""
+
+    block_n: int = 64
+    num_warps: int = 4
+    num_stages: int = 4
+    per_sm: int = 2
+
+
+CANDIDATES = (
+    DecodeConfig(),
+    DecodeConfig(num_stages=3, per_sm=3),
+    DecodeConfig(block_n=32, num_stages=4, per_sm=2),
+    DecodeConfig(block_n=32, num_stages=3, per_sm=2),
+    DecodeConfig(block_n=16, num_stages=3, per_sm=2),
+    DecodeConfig(block_n=16, num_stages=2, per_sm=1),
+)
+"""For shapes that were not measured, the first that fits serves."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Address:
+    """How to find a token's slot. Through the block table `slots` int32 [N, max_pages]; or, with
+    page_size 0, in the flat list `slots` int32, where row i's begin at starts[i], int64 [N]."""
+
+    slots: Tensor
+    starts: Tensor | None
+    page_size: int
+
+
+@dataclass(frozen=True, slots=True)
+class Scores:
+    """From q . cached k to a score, and from cached v to V."""
+
+    scale: float
+    softcap: float | None = None
+    k_scale: float = 1.0
+    v_scale: float = 1.0
+
+
+@dataclass(slots=True, eq=False)
+class SplitPlan:
+    """A step's decode rows: a table of items for each window in use, and room for partial results,
+    which all layers use in turn."""
+
+    context_lens: Tensor
+    longest: int
+    tables: dict[int | None, SplitTable] = field(default_factory=dict)
+    partials: tuple[Tensor, Tensor] | None = None
+
+    def read(self) -> dict[str, dict[str, int | list[int]]]:
+        """What the planner decided, by window. Waits for the device: for records, not for every
+        step."""
+        return {str(window): table.read() for window, table in self.tables.items()}
+
+
+class SplitKV:
+    """The decode kernel: an object with `capabilities`, `plan` and a call, configured once.
+
+    splits: "auto" cuts by the lengths in the batch; "invariant" at fixed positions, so that a row's
+    result is the same bit for bit in any batch; a number cuts every row in that many, 1 = a single
+    pass. planner: replaces the rule; see kernels/split_plan.py. config: launch parameters, None =
+    the pinned ones for the device."""
+
+    def __init__(
+        self,
+        splits: str | int = "auto",
+        planner: Planner | None = None,
+        config: DecodeConfig | None = None,
+    ) -> None:
+        self._planner = planner or _planner(splits)
+        self._config = config
+        self._configs: dict[Any, DecodeConfig] = {}
+        self._checked: set[tuple[Any, ...]] = set()
+        self._decode = Launcher(decode_kernel)
+        self._merge = Launcher(merge_kernel)
+        self.splits = splits if planner is None else "planner"
+        invariant = planner is None and splits != "auto"
+        self.capabilities = replace(CAPABILITIES, batch_invariant=invariant)
+
+    def plan(self, rows: Rows) -> SplitPlan:
+        """Nothing is decided on the host; the tables are made when a layer first needs one."""
+        return SplitPlan(rows.context_lens, rows.page_table.shape[1] * rows.page_size)
+
+    def __call__(
+        self,
+        q: Tensor,
+        k_cache: Tensor,
+        v_cache: Tensor,
+        page_table: Tensor,
+        context_lens: Tensor,
+        scale: float,
+        window: int | None = None,
+        *,
+        plan: SplitPlan | None = None,
+        softcap: float | None = None,
+        k_scale: float = 1.0,
+        v_scale: float = 1.0,
+        return_lse: bool = False,
+    ) -> Tensor | tuple[Tensor, Tensor]:
+        """One query token a row over its context.
+
+        q [N, Hq, D] fp32, fp16 or bf16; caches in q's dtype or float8_e4m3fn; page_table int32 [N,
+        max_pages]; context_lens int32 [N]; window: see that many latest positions, None = all;
+        softcap: scores become softcap * tanh(scores / softcap); K is k_scale times the cache, V
+        likewise. Returns like q, accumulated in fp32, and with return_lse float32 [N, Hq]: the
+        natural log-sum-exp of the scores (-inf where a row sees nothing; its output is 0). Raises
+        ValueError for a dtype, head_dim, stride or shape that it cannot take."""
+        form = self.form(q, k_cache, v_cache, page_table, context_lens)
+        page_size = k_cache.shape[1]
+        plan = plan or SplitPlan(context_lens, page_table.shape[1] * page_size)
+        address = Address(page_table, None, page_size)
+        scores = Scores(scale, softcap, k_scale, v_scale)
+        return self.run(form, q, (k_cache, v_cache), address, plan, scores, window, return_lse)
+
+    def configuration(
+        self, device: torch.device, head_dim: int, kv_dtype: torch.dtype, page_size: int, group: int
+    ) -> Choice[DecodeConfig]:
+        """Launch parameters for a shape, and where they come from."""
+        if self._config is not None:
+            return Choice(self._config, "given")
+        name = str(kv_dtype).removeprefix("torch.")
+        shape = Shape(head_dim, name, page_size, group)
+
+        def shared_bytes(config: DecodeConfig) -> int:
+            # Buffers of K and V, the queries, and the scores between the two products.
+            row = triton.next_power_of_2(head_dim)
+            buffers = 2 * max(1, config.num_stages - 1) * config.block_n * row * kv_dtype.itemsize
+            return buffers + 16 * (row + config.block_n) * 4
+
+        return choose("split_kv", device, shape, CANDIDATES, shared_bytes)
+
+    def form(
+        self, q: Tensor, k_cache: Tensor, v_cache: Tensor, page_table: Tensor, lens: Tensor
+    ) -> tuple[Any, ...]:
+        """Everything about the arguments that checks and compilation depend on, once checked.
+        Raises ValueError for what the kernel cannot take."""
+        form = (
+            *(q.device, q.shape, q.stride(), q.dtype),
+            *(k_cache.shape, k_cache.stride(), k_cache.dtype),
+            *(v_cache.shape, v_cache.stride(), v_cache.dtype),
+            *(page_table.shape, page_table.stride(), page_table.dtype, lens.shape, lens.dtype),
+            page_table.data_ptr() % 16,
+        )
+        pointers = q.data_ptr() | k_cache.data_ptr() | v_cache.data_ptr()
+        if form not in self._checked or pointers % 16:
+            check_paged(CAPABILITIES, q, k_cache, v_cache, page_table, lens)
+            require(len(q) == len(lens), "q", f"{len(lens)} rows", len(q))
+            self._checked.add(form)
+        return form
+
+    def run(
+        self,
+        form: tuple[Any, ...],
+        q: Tensor,
+        cache: tuple[Tensor, Tensor],
+        address: Address,
+        plan: SplitPlan,
+        scores: Scores,
+        window: int | None,
+        return_lse: bool,
+    ) -> Tensor | tuple[Tensor, Tensor]:
+        """The call, once its arguments are checked. Caches [..., Hkv, D], slots evenly strided."""
+        config = self._pinned(q, cache[0], address.page_size)
+        out = q.new_empty(q.shape)
+        lse = q.new_empty(q.shape[:2], dtype=torch.float32) if return_lse else None
+        if len(q):
+            if window not in plan.tables:
+                contexts = Contexts(plan.context_lens, plan.longest, window)
+                resident = config.per_sm * num_sms(q.device)
+                shape = PlanShape(cache[0].shape[-2], config.block_n, resident)
+                plan.tables[window] = self._planner(contexts, shape)
+            table = plan.tables[window]
+            if plan.partials is None or plan.partials[1].shape[0] < table.max_parts:
+                plan.partials = _partials(q, table.max_parts)
+            key = (form, address.page_size, scores.softcap is None, return_lse)
+            self._launch(key, q, cache, (out, lse), plan.partials, table, address, scores, config)
+        return out if lse is None else (out, lse)
+
+    def _pinned(self, q: Tensor, k_cache: Tensor, page_size: int) -> DecodeConfig:
+        key = (q.device, q.shape[2], k_cache.dtype, page_size, q.shape[1] // k_cache.shape[-2])
+        if key not in self._configs:
+            self._configs[key] = self.configuration(*key).config
+        return self._configs[key]
+
+    def _launch(
+        self,
+        key: tuple[Any, ...],
+        q: Tensor,
+        cache: tuple[Tensor, Tensor],
+        results: tuple[Tensor, Tensor | None],
+        partials: tuple[Tensor, Tensor],
+        table: SplitTable,
+        address: Address,
+        scores: Scores,
+        config: DecodeConfig,
+    ) -> None:
+        out, lse = results
+        num_kv_heads, head_dim = cache[0].shape[-2:]
+        dependent = waits_on_device(q.device)
+        slots, starts = address.slots, address.starts
+        outputs = (out, out if lse is None else lse)
+
+        def constants() -> dict[str, Any]:
+            group = q.shape[1] // num_kv_heads
+            return {
+                "NUM_KV_HEADS": num_kv_heads,
+                "GROUP": group,
+                "HEAD_DIM": head_dim,
+                "SLOT_STRIDE": cache[0].stride(-3),
+                "PAGE_SIZE": address.page_size,
+                "BLOCK_H": max(16, triton.next_power_of_2(group)),
+                "BLOCK_D": triton.next_power_of_2(head_dim),
+                "BLOCK_N": config.block_n,
+                "HAS_CAP": scores.softcap is not None,
+                "HAS_LSE": lse is not None,
+                "UPCAST": upcast(q.dtype),
+                "DEPENDENT": dependent,
+            }
+
+        self._decode(
+            key,
+            (table.max_items * num_kv_heads, 1),
+            (
+                *(q, *cache, *outputs, *partials, table.items, table.num_items),
+                *(slots, slots if starts is None else starts, slots.stride(0)),
+                *(q.stride(0), q.stride(1)),
+                *(scores.scale * scores.k_scale, scores.v_scale, scores.softcap or 0.0),
+            ),
+            constants,
+            num_warps=config.num_warps,
+            num_stages=config.num_stages,
+        )
+        if len(table.merges):
+            self._merge(
+                key,
+                (min(len(table.merges), MERGE_PROGRAMS), q.shape[1]),
+                (*outputs, *partials, table.merges, table.num_merges),
+                lambda: {
+                    "NUM_HEADS": q.shape[1],
+                    "HEAD_DIM": head_dim,
+                    "BLOCK_D": triton.next_power_of_2(head_dim),
+                    "HAS_LSE": lse is not None,
+                    "DEPENDENT": dependent,
+                },
+                num_warps=4,
+                **({"launch_pdl": True} if dependent else {}),
+            )
+
+
+def _planner(splits: str | int) -> Planner:
+    if splits == "auto":
+        return balanced
+    if splits == "invariant":
+        return fixed_length
+    rule = "auto, invariant or a number >= 1"
+    require(isinstance(splits, int) and splits >= 1, "splits", rule, splits)
+    return partial(fixed_count, splits=int(splits))
+
+
+def _partials(q: Tensor, count: int) -> tuple[Tensor, Tensor]:
+    out = q.new_empty(count, *q.shape[1:], dtype=torch.float32)
+    return out, q.new_empty(count, q.shape[1], dtype=torch.float32)
+
+
+@cached
+def num_sms(device: torch.device) -> int:
+    """Multiprocessors of a device; 1 on a CPU, where the interpreter runs one program at a time."""
+    if device.type != "cuda":
+        return 1
+    return torch.cuda.get_device_properties(device).multi_processor_count
+
+
+@cached
+def waits_on_device(device: torch.device) -> bool:
+    """Whether a kernel may be launched before the one ahead of it ends, and wait by itself."""
+    return device.type == "cuda" and torch.cuda.get_device_capability(device)[0] >= 9

@@ -1,0 +1,290 @@
+"""Cuts a decode batch's contexts into splits, on the device: one launch a step for all layers.
+
+The result is a table of work items, one for each (row, split). How long a split is comes from the
+lengths on the device, so a captured CUDA graph stays right while they grow; the host only bounds
+the number of items. Every program of the planning kernel repeats the search for the common split
+length, which costs nothing on idle multiprocessors, and writes its own row.
+
+Cost model of `balanced`, in tiles read while the card is full: all work, shared by the programs
+that it holds at once (`resident`); a fixed overhead for each round of programs; where the last is
+less than half full, its programs run at twice the speed but leave bandwidth unused; and half of
+that for an item longer than the mean, which may start late. The first rule of FlashDecoding and
+FlashInfer (arXiv:2501.01005), a length that just fills the card, follows where one round is
+enough."""
+
+from dataclasses import dataclass
+
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from kernels.check import require
+
+ITEM_FIELDS = 8
+"""int32 words of an item: row, first position, end position, its partial result, the row's number
+of these, and three unused."""
+
+MAX_ROUNDS = 4
+"""Rounds of split items that a large batch may have beside its rows."""
+
+NUM_CANDIDATES = tl.constexpr(16)
+BALANCED = tl.constexpr(0)
+FIXED_LENGTH = tl.constexpr(1)
+FIXED_COUNT = tl.constexpr(2)
+
+
+@dataclass(frozen=True, slots=True)
+class PlanShape:
+    """What a planner knows of the kernel that will run its items.
+
+    num_kv_heads: programs to an item. block_n: tokens of a tile. resident: programs that the card
+    holds at once."""
+
+    num_kv_heads: int
+    block_n: int
+    resident: int
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Contexts:
+    """What the splits are cut from, on the device but for the bounds.
+
+    lens int32 [N], none above longest. window: only that many latest positions are seen, None =
+    all. Where rows share a prefix that another kernel attends to: prefix_lens int32 [N], positions
+    to leave out at the front, and prefix_parts int32 [N], at most max_prefix_parts: partial results
+    to leave room for."""
+
+    lens: Tensor
+    longest: int
+    window: int | None = None
+    prefix_lens: Tensor | None = None
+    prefix_parts: Tensor | None = None
+    max_prefix_parts: int = 0
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class SplitTable:
+    """A step's work, on the device.
+
+    items int32 [max_items, ITEM_FIELDS], of which the first num_items (int32 [1]) are valid.
+    row_parts int32 [N, 2]: a row's first partial result and its number of splits, whose partial
+    results come first. merges int32 [max_merges, 3]: row, first partial result and number of them,
+    for every row with more than one; num_merges int32 [1]. max_parts bounds the partial results."""
+
+    items: Tensor
+    num_items: Tensor
+    row_parts: Tensor
+    merges: Tensor
+    num_merges: Tensor
+    max_parts: int
+
+    @property
+    def max_items(self) -> int:
+        """The bound that the host knows: programs are launched for that many."""
+        return self.items.shape[0]
+
+    def read(self) -> dict[str, int | list[int]]:
+        """num_items, and for each row its number of splits and the tokens of its longest. Waits for
+        the device."""
+        items = self.items[: int(self.num_items)].tolist()
+        splits = [0] * self.row_parts.shape[0]
+        longest = list(splits)
+        for row, begin, end, *_ in items:
+            splits[row] += 1
+            longest[row] = max(longest[row], end - begin)
+        return {"num_items": len(items), "splits": splits, "split_tokens": longest}
+
+
+def balanced(contexts: Contexts, shape: PlanShape, overhead_tiles: float = 1.0) -> SplitTable:
+    """Splits of a length that fills the card and ends evenly. The default planner.
+
+    overhead_tiles: an item's fixed cost, in tiles read meanwhile. A batch that leaves half the card
+    idle gets one full round of items at most, a larger one a few rounds beside its rows."""
+    num_rows, round_items = len(contexts.lens), triton.cdiv(shape.resident, shape.num_kv_heads)
+    small = 2 * num_rows * shape.num_kv_heads <= shape.resident
+    limit = max(num_rows, round_items) if small else num_rows + MAX_ROUNDS * round_items
+    return _plan(contexts, shape, limit, BALANCED.value, overhead_tiles)
+
+
+def fixed_length(contexts: Contexts, shape: PlanShape, split_tokens: int = 512) -> SplitTable:
+    """Splits end at multiples of `split_tokens`, whatever else is in the batch: a row's result is
+    then the same bit for bit in any batch."""
+    rule = f"a positive multiple of the tile ({shape.block_n})"
+    holds = split_tokens > 0 and split_tokens % shape.block_n == 0
+    require(holds, "split_tokens", rule, split_tokens)
+    longest = contexts.longest
+    if contexts.window is not None:  # it may straddle one edge more than its length implies
+        longest = min(longest, contexts.window + split_tokens - 1)
+    limit = len(contexts.lens) * max(1, triton.cdiv(longest, split_tokens))
+    return _plan(contexts, shape, limit, FIXED_LENGTH.value, split_tokens)
+
+
+def fixed_count(contexts: Contexts, shape: PlanShape, splits: int = 1) -> SplitTable:
+    """Every row in `splits` splits (1 = a single pass), some of them empty where a row is short."""
+    require(splits >= 1, "splits", ">= 1", splits)
+    return _plan(contexts, shape, len(contexts.lens) * splits, FIXED_COUNT.value, splits)
+
+
+@triton.jit
+def _row_splits(first, end, length, MODE: tl.constexpr, BLOCK_N: tl.constexpr):
+    """Splits of rows that see positions first .. end: length is in tiles, in tokens or a count."""
+    if MODE == BALANCED:
+        splits = tl.cdiv(tl.cdiv(end - first, BLOCK_N), length)
+    elif MODE == FIXED_LENGTH:
+        splits = tl.cdiv(end, length) - first // length
+    else:
+        splits = end * 0 + length
+    return tl.maximum(splits, 1)
+
+
+@triton.jit
+def _seen(p_lens, p_prefix_lens, row, valid, window, HAS_PREFIX: tl.constexpr):
+    """First and end position that rows attend to themselves."""
+    end = tl.load(p_lens + row, mask=valid, other=0)
+    first = tl.where(window > 0, tl.maximum(end - window, 0), 0)
+    if HAS_PREFIX:
+        first = tl.maximum(first, tl.load(p_prefix_lens + row, mask=valid, other=0))
+    return first, end
+
+
+@triton.jit(do_not_specialize=["num_rows", "max_items", "window"])
+def _plan_kernel(  # noqa: C901
+    p_lens,
+    p_prefix_lens,
+    p_prefix_parts,
+    p_items,
+    p_num_items,
+    p_row_parts,
+    p_merges,
+    p_num_merges,
+    num_rows,
+    max_items,
+    window,  # 0 = none
+    parameter,  # overhead in tiles (a float), tokens of a split, or a count
+    MODE: tl.constexpr,
+    NUM_KV_HEADS: tl.constexpr,
+    RESIDENT: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    BLOCK_B: tl.constexpr,
+    HAS_PREFIX: tl.constexpr,
+):
+    row = tl.program_id(0)
+    i_b = tl.arange(0, BLOCK_B)
+    if MODE == BALANCED:
+        work = tl.zeros([], tl.float32)
+        longest = tl.full([], 1.0, tl.float32)
+        for start in range(0, num_rows, BLOCK_B):
+            valid = start + i_b < num_rows
+            b_first, b_end = _seen(p_lens, p_prefix_lens, start + i_b, valid, window, HAS_PREFIX)
+            b_tiles = tl.cdiv(b_end - b_first, BLOCK_N).to(tl.float32)
+            work += tl.sum(b_tiles, 0)
+            longest = tl.maximum(longest, tl.max(b_tiles, 0))
+        # Candidates grow by 2^(1/4) from the least that may fit; the last is no split at all.
+        i_c = tl.arange(0, NUM_CANDIDATES)
+        least = tl.maximum(tl.ceil(work / max_items), 2.0)
+        b_length = tl.floor(least * tl.exp2(i_c.to(tl.float32) / 4.0) + 0.5)
+        b_length = tl.where(i_c == NUM_CANDIDATES - 1, longest, b_length)
+        b_items = tl.zeros([NUM_CANDIDATES], tl.float32)
+        for start in range(0, num_rows, BLOCK_B):
+            valid = start + i_b < num_rows
+            b_first, b_end = _seen(p_lens, p_prefix_lens, start + i_b, valid, window, HAS_PREFIX)
+            b_tiles = tl.cdiv(b_end - b_first, BLOCK_N).to(tl.float32)
+            # An approximate quotient errs upwards at most: neighbours are 1 / b_length apart.
+            cuts = tl.maximum(tl.ceil(b_tiles[None, :] / b_length[:, None]), 1.0)
+            b_items += tl.sum(tl.where(valid[None, :], cuts, 0.0), 1)
+        b_rounds = b_items * (NUM_KV_HEADS / RESIDENT)
+        b_last = b_rounds - tl.ceil(b_rounds) + 1.0  # how full the last round is
+        b_longest = longest / tl.ceil(longest / b_length)  # a row is cut evenly
+        cost = tl.maximum(0.5 - b_last, 0.0) * b_longest
+        cost += 0.25 * tl.maximum(b_longest - work / b_items, 0.0)
+        cost += work * (NUM_KV_HEADS / RESIDENT) + tl.ceil(b_rounds) * parameter
+        cost = tl.where(b_items <= max_items, cost, float("inf"))
+        best = tl.argmin(cost, 0)
+        length = tl.sum(tl.where(i_c == best, b_length, 0.0), 0).to(tl.int32)
+    else:
+        length = parameter
+
+    before = 0
+    parts_before = 0
+    merges_before = 0
+    for start in range(0, num_rows, BLOCK_B):
+        valid = start + i_b < num_rows
+        b_first, b_end = _seen(p_lens, p_prefix_lens, start + i_b, valid, window, HAS_PREFIX)
+        b_splits = tl.where(valid, _row_splits(b_first, b_end, length, MODE, BLOCK_N), 0)
+        b_splits = tl.where(start + i_b < row, b_splits, 0)
+        before += tl.sum(b_splits, 0)
+        b_parts = b_splits
+        if HAS_PREFIX:
+            b_parts += tl.load(p_prefix_parts + start + i_b, mask=start + i_b < row, other=0)
+        parts_before += tl.sum(b_parts, 0)
+        merges_before += tl.sum((b_parts > 1).to(tl.int32), 0)
+
+    first, end = _seen(p_lens, p_prefix_lens, row, True, window, HAS_PREFIX)
+    splits = _row_splits(first, end, length, MODE, BLOCK_N)
+    num_parts = splits
+    if HAS_PREFIX:
+        num_parts += tl.load(p_prefix_parts + row)
+    tl.store(p_row_parts + row * 2, parts_before)
+    tl.store(p_row_parts + row * 2 + 1, splits)
+    if num_parts > 1:
+        tl.store(p_merges + merges_before * 3, row)
+        tl.store(p_merges + merges_before * 3 + 1, parts_before)
+        tl.store(p_merges + merges_before * 3 + 2, num_parts)
+    if row == num_rows - 1:
+        tl.store(p_num_items, before + splits)
+        tl.store(p_num_merges, merges_before + (num_parts > 1).to(tl.int32))
+    if MODE == FIXED_LENGTH:
+        origin = first // length * length
+        step = length
+    else:
+        origin = first
+        step = tl.cdiv(tl.cdiv(end - first, BLOCK_N), splits) * BLOCK_N
+    for start in range(0, splits, BLOCK_B):
+        split = start + i_b
+        b_begin = tl.minimum(tl.maximum(origin + split * step, first), end)
+        b_end = tl.minimum(origin + (split + 1) * step, end)
+        p_item = p_items + (before + split) * 8
+        valid = split < splits
+        tl.store(p_item, row + split * 0, mask=valid)
+        tl.store(p_item + 1, b_begin, mask=valid)
+        tl.store(p_item + 2, b_end, mask=valid)
+        tl.store(p_item + 3, parts_before + split, mask=valid)
+        tl.store(p_item + 4, num_parts + split * 0, mask=valid)
+
+
+def _plan(
+    contexts: Contexts, shape: PlanShape, limit: int, mode: int, parameter: float
+) -> SplitTable:
+    lens = contexts.lens
+    num_rows = len(lens)
+    shared = contexts.prefix_lens is not None
+    items = lens.new_empty(limit, ITEM_FIELDS)
+    num_items = lens.new_empty(1)
+    row_parts = lens.new_empty(num_rows, 2)
+    # A row more than one of whose parts are splits uses up an item beyond its first.
+    max_merges = num_rows if shared else min(num_rows, limit - num_rows)
+    merges = lens.new_empty(max_merges, 3)
+    num_merges = lens.new_empty(1)
+    _plan_kernel[(num_rows,)](
+        lens,
+        contexts.prefix_lens if shared else lens,
+        contexts.prefix_parts if shared else lens,
+        items,
+        num_items,
+        row_parts,
+        merges,
+        num_merges,
+        num_rows,
+        limit,
+        contexts.window or 0,
+        parameter,
+        MODE=mode,
+        NUM_KV_HEADS=shape.num_kv_heads,
+        RESIDENT=shape.resident,
+        BLOCK_N=shape.block_n,
+        BLOCK_B=min(256, max(16, triton.next_power_of_2(num_rows))),
+        HAS_PREFIX=shared,
+        num_warps=8,
+    )
+    max_parts = limit + num_rows * contexts.max_prefix_parts
+    return SplitTable(items, num_items, row_parts, merges, num_merges, max_parts)

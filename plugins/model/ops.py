@@ -1,0 +1,98 @@
+"""What a decoder layer computes beside its matrix products and attention, as a part that config
+chooses: plain torch here, fused kernels elsewhere."""
+
+from collections.abc import Callable
+from typing import Protocol
+
+import torch
+import torch.nn.functional as F  # noqa: N812
+from torch import Tensor
+
+from core.protocols import Attend
+from plugins.model.rope import rotate
+
+_ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
+    "silu": F.silu,
+    "swish": F.silu,
+    "gelu": F.gelu,
+    "gelu_new": lambda x: F.gelu(x, approximate="tanh"),
+    "gelu_pytorch_tanh": lambda x: F.gelu(x, approximate="tanh"),
+    "relu": F.relu,
+}
+
+
+class LayerOps(Protocol):
+    """N packed tokens, H hidden, D head_dim, I intermediate. Rounds where transformers does, or
+    less often."""
+
+    def check(self, device: torch.device, dtype: torch.dtype, head_dim: int) -> None:
+        """Raise ValueError, saying why, for a model it cannot serve."""
+
+    def add_norm(
+        self, x: Tensor, delta: Tensor | None, weight: Tensor, eps: float
+    ) -> tuple[Tensor, Tensor]:
+        """RMSNorm(x + delta) * weight and x + delta, of x, delta [N, H]; delta None = 0."""
+
+    def rotate_store(
+        self,
+        qkv: Tensor,
+        rotation: tuple[Tensor, Tensor] | None,
+        qk_norm: Tensor | None,
+        eps: float,
+        num_q_heads: int,
+        attend: Attend,
+        layer: int,
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """Norm and rotate q and k of qkv [N, Hq + 2 Hkv, D], which may be overwritten; store K and
+        V. rotation: cos and sin of plugins.model.rope.Rotary, None = none. qk_norm: weights
+        [Hq + Hkv, D], one for all query heads and one for all key heads, None = none. Returns q, k,
+        v [N, heads, D], whose tokens may be strided."""
+
+    def gate(self, gate_up: Tensor, activation: str) -> Tensor:
+        """activation(gate) * up, of gate_up [N, 2 I]. activation: one of plugins.model.spec's."""
+
+
+class TorchOps:
+    """A LayerOps of torch operations, on any device."""
+
+    def check(self, device: torch.device, dtype: torch.dtype, head_dim: int) -> None:
+        """It serves every model."""
+
+    def add_norm(
+        self, x: Tensor, delta: Tensor | None, weight: Tensor, eps: float
+    ) -> tuple[Tensor, Tensor]:
+        """See LayerOps."""
+        total = x if delta is None else x + delta
+        return _norm(total, weight, eps), total
+
+    def rotate_store(
+        self,
+        qkv: Tensor,
+        rotation: tuple[Tensor, Tensor] | None,
+        qk_norm: Tensor | None,
+        eps: float,
+        num_q_heads: int,
+        attend: Attend,
+        layer: int,
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """See LayerOps."""
+        num_qk_heads = (qkv.shape[1] + num_q_heads) // 2
+        qk, v = qkv[:, :num_qk_heads], qkv[:, num_qk_heads:]
+        if qk_norm is not None:
+            qk = _norm(qk, qk_norm, eps)
+        if rotation is not None:
+            qk = rotate(qk, *rotation)
+        q, k = qk[:, :num_q_heads], qk[:, num_q_heads:]
+        attend.store(layer, k, v)
+        return q, k, v
+
+    def gate(self, gate_up: Tensor, activation: str) -> Tensor:
+        """See LayerOps."""
+        gate, up = gate_up.chunk(2, -1)
+        return _ACTIVATIONS[activation](gate) * up
+
+
+def _norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
+    # The weight is applied after the cast back to x's dtype, as transformers does; F.rms_norm with
+    # a weight would round once less in half precision.
+    return F.rms_norm(x, x.shape[-1:], None, eps) * weight
