@@ -9,6 +9,7 @@ from hydra.core.hydra_config import HydraConfig
 from hydra.types import RunMode
 from omegaconf import MISSING, DictConfig, OmegaConf
 
+from conf.auto import choose_by_device
 from conf.folders import policy_label, register_resolvers
 from conf.schema import check_top_level, read_settings, register_schema
 from conf.settings import ClockKind, RunConfig
@@ -69,11 +70,11 @@ def make_job(
         wanted = " ".join(f"{key}=..." for key in missing)
         raise ConfigError(f"{', '.join(missing)} must be given: add {wanted} (mode={mode})")
     check_top_level(config)
+    settings = read_settings(config)
+    config = choose_by_device(config)
     plain = OmegaConf.to_container(config, resolve=True, enum_to_str=True)
     assert isinstance(plain, dict), "the root of a config is a mapping"
-    return Job(
-        read_settings(config), {str(key): plain[key] for key in plain}, choices, facts, folder
-    )
+    return Job(settings, {str(key): plain[key] for key in plain}, choices, facts, folder)
 
 
 def default_nodes(job: Job) -> Nodes:
@@ -127,9 +128,7 @@ def _collection(job: Job, collection: str) -> Nodes:
 
 
 def _group_name(job: Job, group: str) -> str:
-    """The chosen file's name; a backend goes by its decode kernel, whichever file it came from."""
+    """The chosen file's name; a backend goes by its own, whichever file it came from."""
     node = job.config[group]
-    kernel = node.get("decode") if isinstance(node, Mapping) else None
-    if isinstance(kernel, Mapping) and isinstance(kernel.get("path"), str):
-        return str(kernel["path"]).split(".")[-2]
-    return str(job.choices.get(group) or group)
+    name = node.get("name") if group == "attention" else None
+    return str(name or job.choices.get(group) or group)

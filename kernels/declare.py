@@ -10,9 +10,10 @@ and, where it declares or carries them, keywords besides: plan (what its `plan` 
 all of them and describes their meaning.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from pkgutil import resolve_name
+from typing import Any, TypeVar, cast
 
 from torch import Tensor
 
@@ -64,6 +65,25 @@ class Rows:
     num_q_heads: int
     num_kv_heads: int
     head_dim: int
+
+
+def load(path: str, options: Mapping[str, Any] | None = None) -> Callable[..., Any]:
+    """The kernel `module.name`: a function as it stands, a class (options given) built with them.
+    Raises ValueError for a path or an option that does not exist, or options that it refuses."""
+    try:
+        found = resolve_name(path)
+    except (ImportError, AttributeError, ValueError) as error:
+        raise ValueError(f"path must name a kernel (module.name), got {path!r}: {error}") from error
+    if options is None:
+        kernel = found
+    else:
+        try:
+            kernel = found(**options)
+        except TypeError as error:
+            raise ValueError(f"options must suit {path}, got {dict(options)!r}: {error}") from error
+    if not callable(kernel):
+        raise ValueError(f"path must name a callable, got {path!r}")
+    return cast(Callable[..., Any], kernel)
 
 
 def declare(capabilities: Capabilities, plan: Callable[..., Any] | None = None) -> Callable[[F], F]:

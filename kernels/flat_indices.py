@@ -13,7 +13,8 @@ from torch import Tensor
 
 from kernels.check import check_int32, require
 from kernels.declare import Rows
-from kernels.split_kv import Address, DecodeConfig, Planner, Scores, SplitKV, SplitPlan
+from kernels.split_kv import Planner, SplitKV, SplitPlan
+from kernels.split_launch import Address, DecodeConfig, Scores
 
 BLOCK_TOKENS = 1024
 

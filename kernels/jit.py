@@ -12,6 +12,9 @@ import triton.language as tl
 INTERPRETED: bool = triton.knobs.runtime.interpret
 """Whether kernels were defined for the interpreter: fixed when Triton is imported."""
 
+DEVICES = ("cuda", "cpu") if INTERPRETED else ("cuda",)
+"""Where Triton kernels run, in torch's words."""
+
 LOG2E: tl.constexpr = tl.constexpr(1.4426950408889634)
 LN2: tl.constexpr = tl.constexpr(0.6931471805599453)
 

@@ -33,17 +33,23 @@ class Launcher:
         the rest by name, in the kernel's order, asked once a key. key must change whenever a
         constant or option does, the device, a tensor's dtype or 16-byte alignment, or an integer's
         being 1 or a multiple of 16."""
+        if not self.again(key, grid, arguments):
+            self._first(key, grid, arguments, constants(), options)
+
+    def again(self, key: Hashable, grid: tuple[int, int], arguments: tuple[Any, ...]) -> bool:
+        """Launch the form that an earlier launch compiled for `key`; False if there is none.
+        arguments may hold addresses instead of tensors, which spares the host their look-up."""
         known = self._compiled.get(key)
         if known is None:
-            self._first(key, grid, arguments, constants(), options)
-            return
+            return False
         compiled, values, device = known
         if knobs.runtime.launch_enter_hook is not None:  # a profiler wants to see the launch
             compiled[(*grid, 1)](*arguments, *values)
-            return
+            return True
         stream = torch._C._cuda_getCurrentRawStream(device)
         function, metadata = compiled.function, compiled.packed_metadata
         compiled.run(*grid, 1, stream, function, metadata, None, None, None, *arguments, *values)
+        return True
 
     def _first(
         self,

@@ -3,15 +3,16 @@
 Every (row, KV head, split) is a program of its own. The query heads that share the KV head form one
 tile, so K and V are read once; softmax runs online in base 2 (FlashAttention, arXiv:2205.14135).
 A row in one split is written straight to the output. Otherwise each program leaves a normalised
-float32 partial result and its log-sum-exp, and a second small kernel merges them. On Hopper that
-kernel is launched early and waits on the device (programmatic dependent launch).
+float32 partial result and its log-sum-exp. In a large batch the last program of the (row, KV head)
+to arrive merges them, in the order of splits, so that the result does not depend on who was last;
+in a small one, where that would be the critical path of few programs, a kernel of its own does, on
+Hopper launched early and waiting on the device (programmatic dependent launch).
 
 Shapes: N rows, Hq query heads, Hkv KV heads, G = Hq / Hkv, D head_dim. Caches [num_pages,
 page_size, Hkv, D]."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
-from functools import cache as cached
 from functools import partial
 from typing import Any
 
@@ -21,11 +22,19 @@ from torch import Tensor
 
 from kernels.check import check_paged, require
 from kernels.declare import Capabilities, Rows
-from kernels.jit import upcast
-from kernels.launch import Launcher
-from kernels.merge import merge_kernel
+from kernels.jit import DEVICES, INTERPRETED
 from kernels.pinned import Choice, Shape, choose
-from kernels.split_kernel import decode_kernel
+from kernels.split_launch import (
+    CANDIDATES,
+    Address,
+    DecodeConfig,
+    DecodeLauncher,
+    Ready,
+    Scores,
+    likeness,
+    new_outputs,
+    num_sms,
+)
 from kernels.split_plan import (
     Contexts,
     PlanShape,
@@ -36,14 +45,11 @@ from kernels.split_plan import (
 )
 
 MAX_GROUP = 16
-MERGE_PROGRAMS = 32
-"""Rows merged at the same time, so that a batch without splits launches few programs in vain."""
-
 HEAD_DIMS = (16, 32, 64, 80, 96, 128, 160, 192, 256)
 DTYPES = ("float32", "float16", "bfloat16")
 CAPABILITIES = Capabilities(
     dtypes=DTYPES,
-    devices=("cuda",),
+    devices=DEVICES,
     head_dims=HEAD_DIMS,
     kv_dtypes=(*DTYPES, "float8_e4m3fn"),
     max_group=MAX_GROUP,
@@ -55,48 +61,6 @@ CAPABILITIES = Capabilities(
 Planner = Callable[[Contexts, PlanShape], SplitTable]
 
 
-@dataclass(frozen=True, slots=True)
-class DecodeConfig:
-    """Launch parameters. block_n: tokens of a tile. per_sm: programs that a multiprocessor holds,
-    which the planner fills."""
-
-    block_n: int = 64
-    num_warps: int = 4
-    num_stages: int = 4
-    per_sm: int = 2
-
-
-CANDIDATES = (
-    DecodeConfig(),
-    DecodeConfig(num_stages=3, per_sm=3),
-    DecodeConfig(block_n=32, num_stages=4, per_sm=2),
-    DecodeConfig(block_n=32, num_stages=3, per_sm=2),
-    DecodeConfig(block_n=16, num_stages=3, per_sm=2),
-    DecodeConfig(block_n=16, num_stages=2, per_sm=1),
-)
-"""For shapes that were not measured, the first that fits serves."""
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class Address:
-    """How to find a token's slot. Through the block table `slots` int32 [N, max_pages]; or, with
-    page_size 0, in the flat list `slots` int32, where row i's begin at starts[i], int64 [N]."""
-
-    slots: Tensor
-    starts: Tensor | None
-    page_size: int
-
-
-@dataclass(frozen=True, slots=True)
-class Scores:
-    """From q . cached k to a score, and from cached v to V."""
-
-    scale: float
-    softcap: float | None = None
-    k_scale: float = 1.0
-    v_scale: float = 1.0
-
-
 @dataclass(slots=True, eq=False)
 class SplitPlan:
     """A step's decode rows: a table of items for each window in use, and room for partial results,
@@ -106,6 +70,7 @@ class SplitPlan:
     longest: int
     tables: dict[int | None, SplitTable] = field(default_factory=dict)
     partials: tuple[Tensor, Tensor] | None = None
+    ready: dict[tuple[Any, ...], Ready] = field(default_factory=dict)
 
     def read(self) -> dict[str, dict[str, int | list[int]]]:
         """What the planner decided, by window. Waits for the device: for records, not for every
@@ -131,8 +96,7 @@ class SplitKV:
         self._config = config
         self._configs: dict[Any, DecodeConfig] = {}
         self._checked: set[tuple[Any, ...]] = set()
-        self._decode = Launcher(decode_kernel)
-        self._merge = Launcher(merge_kernel)
+        self._launch = DecodeLauncher()
         self.splits = splits if planner is None else "planner"
         invariant = planner is None and splits != "auto"
         self.capabilities = replace(CAPABILITIES, batch_invariant=invariant)
@@ -165,12 +129,17 @@ class SplitKV:
         likewise. Returns like q, accumulated in fp32, and with return_lse float32 [N, Hq]: the
         natural log-sum-exp of the scores (-inf where a row sees nothing; its output is 0). Raises
         ValueError for a dtype, head_dim, stride or shape that it cannot take."""
+        scores = Scores(scale, softcap, k_scale, v_scale)
+        cache = (k_cache, v_cache)
+        if plan is not None:  # the step's other layers most often look like its first
+            done = self.again(q, cache, page_table, plan, scores, window, return_lse)
+            if done is not None:
+                return done
         form = self.form(q, k_cache, v_cache, page_table, context_lens)
         page_size = k_cache.shape[1]
         plan = plan or SplitPlan(context_lens, page_table.shape[1] * page_size)
         address = Address(page_table, None, page_size)
-        scores = Scores(scale, softcap, k_scale, v_scale)
-        return self.run(form, q, (k_cache, v_cache), address, plan, scores, window, return_lse)
+        return self.run(form, q, cache, address, plan, scores, window, return_lse)
 
     def configuration(
         self, device: torch.device, head_dim: int, kv_dtype: torch.dtype, page_size: int, group: int
@@ -188,6 +157,14 @@ class SplitKV:
             return buffers + 16 * (row + config.block_n) * 4
 
         return choose("split_kv", device, shape, CANDIDATES, shared_bytes)
+
+    def describe(
+        self, device: str, head_dim: int, kv_dtype: str, page_size: int, group: int
+    ) -> dict[str, Any]:
+        """Splits and configuration, for the manifest."""
+        dtype = getattr(torch, kv_dtype)
+        choice = self.configuration(torch.device(device), head_dim, dtype, page_size, group)
+        return {"splits": self.splits, **choice.describe()}
 
     def form(
         self, q: Tensor, k_cache: Tensor, v_cache: Tensor, page_table: Tensor, lens: Tensor
@@ -208,6 +185,26 @@ class SplitKV:
             self._checked.add(form)
         return form
 
+    def again(
+        self,
+        q: Tensor,
+        cache: tuple[Tensor, Tensor],
+        table: Tensor,
+        plan: SplitPlan,
+        scores: Scores,
+        window: int | None,
+        return_lse: bool,
+    ) -> Tensor | tuple[Tensor, Tensor] | None:
+        """The call with what an earlier one on this plan checked and compiled; None if none was so
+        alike."""
+        ready = plan.ready.get(likeness(q, cache, scores, window, return_lse))
+        pointers = q.data_ptr(), cache[0].data_ptr(), cache[1].data_ptr()
+        if ready is None or ready.table is not table or any(p % 16 for p in pointers):
+            return None
+        out, lse = new_outputs(q, return_lse)
+        self._launch.again(ready, (*pointers, out.data_ptr(), lse.data_ptr()))
+        return (out, lse) if return_lse else out
+
     def run(
         self,
         form: tuple[Any, ...],
@@ -221,90 +218,31 @@ class SplitKV:
     ) -> Tensor | tuple[Tensor, Tensor]:
         """The call, once its arguments are checked. Caches [..., Hkv, D], slots evenly strided."""
         config = self._pinned(q, cache[0], address.page_size)
-        out = q.new_empty(q.shape)
-        lse = q.new_empty(q.shape[:2], dtype=torch.float32) if return_lse else None
+        out, lse = new_outputs(q, return_lse)
         if len(q):
+            shape = PlanShape(cache[0].shape[-2], config.block_n, config.per_sm * num_sms(q.device))
             if window not in plan.tables:
                 contexts = Contexts(plan.context_lens, plan.longest, window)
-                resident = config.per_sm * num_sms(q.device)
-                shape = PlanShape(cache[0].shape[-2], config.block_n, resident)
                 plan.tables[window] = self._planner(contexts, shape)
             table = plan.tables[window]
             if plan.partials is None or plan.partials[1].shape[0] < table.max_parts:
                 plan.partials = _partials(q, table.max_parts)
-            key = (form, address.page_size, scores.softcap is None, return_lse)
-            self._launch(key, q, cache, (out, lse), plan.partials, table, address, scores, config)
-        return out if lse is None else (out, lse)
+                plan.ready.clear()
+            apart = self.capabilities.batch_invariant or shape.is_small(len(q))
+            key = (form, address.page_size, scores.softcap is not None, return_lse, apart)
+            tensors = (q, *cache, out, lse)
+            ready = self._launch.first(
+                key, tensors, plan.partials, table, address, scores, config, apart
+            )
+            if address.page_size and not INTERPRETED:
+                plan.ready[likeness(q, cache, scores, window, return_lse)] = ready
+        return (out, lse) if return_lse else out
 
     def _pinned(self, q: Tensor, k_cache: Tensor, page_size: int) -> DecodeConfig:
         key = (q.device, q.shape[2], k_cache.dtype, page_size, q.shape[1] // k_cache.shape[-2])
         if key not in self._configs:
             self._configs[key] = self.configuration(*key).config
         return self._configs[key]
-
-    def _launch(
-        self,
-        key: tuple[Any, ...],
-        q: Tensor,
-        cache: tuple[Tensor, Tensor],
-        results: tuple[Tensor, Tensor | None],
-        partials: tuple[Tensor, Tensor],
-        table: SplitTable,
-        address: Address,
-        scores: Scores,
-        config: DecodeConfig,
-    ) -> None:
-        out, lse = results
-        num_kv_heads, head_dim = cache[0].shape[-2:]
-        dependent = waits_on_device(q.device)
-        slots, starts = address.slots, address.starts
-        outputs = (out, out if lse is None else lse)
-
-        def constants() -> dict[str, Any]:
-            group = q.shape[1] // num_kv_heads
-            return {
-                "NUM_KV_HEADS": num_kv_heads,
-                "GROUP": group,
-                "HEAD_DIM": head_dim,
-                "SLOT_STRIDE": cache[0].stride(-3),
-                "PAGE_SIZE": address.page_size,
-                "BLOCK_H": max(16, triton.next_power_of_2(group)),
-                "BLOCK_D": triton.next_power_of_2(head_dim),
-                "BLOCK_N": config.block_n,
-                "HAS_CAP": scores.softcap is not None,
-                "HAS_LSE": lse is not None,
-                "UPCAST": upcast(q.dtype),
-                "DEPENDENT": dependent,
-            }
-
-        self._decode(
-            key,
-            (table.max_items * num_kv_heads, 1),
-            (
-                *(q, *cache, *outputs, *partials, table.items, table.num_items),
-                *(slots, slots if starts is None else starts, slots.stride(0)),
-                *(q.stride(0), q.stride(1)),
-                *(scores.scale * scores.k_scale, scores.v_scale, scores.softcap or 0.0),
-            ),
-            constants,
-            num_warps=config.num_warps,
-            num_stages=config.num_stages,
-        )
-        if len(table.merges):
-            self._merge(
-                key,
-                (min(len(table.merges), MERGE_PROGRAMS), q.shape[1]),
-                (*outputs, *partials, table.merges, table.num_merges),
-                lambda: {
-                    "NUM_HEADS": q.shape[1],
-                    "HEAD_DIM": head_dim,
-                    "BLOCK_D": triton.next_power_of_2(head_dim),
-                    "HAS_LSE": lse is not None,
-                    "DEPENDENT": dependent,
-                },
-                num_warps=4,
-                **({"launch_pdl": True} if dependent else {}),
-            )
 
 
 def _planner(splits: str | int) -> Planner:
@@ -320,17 +258,3 @@ def _planner(splits: str | int) -> Planner:
 def _partials(q: Tensor, count: int) -> tuple[Tensor, Tensor]:
     out = q.new_empty(count, *q.shape[1:], dtype=torch.float32)
     return out, q.new_empty(count, q.shape[1], dtype=torch.float32)
-
-
-@cached
-def num_sms(device: torch.device) -> int:
-    """Multiprocessors of a device; 1 on a CPU, where the interpreter runs one program at a time."""
-    if device.type != "cuda":
-        return 1
-    return torch.cuda.get_device_properties(device).multi_processor_count
-
-
-@cached
-def waits_on_device(device: torch.device) -> bool:
-    """Whether a kernel may be launched before the one ahead of it ends, and wait by itself."""
-    return device.type == "cuda" and torch.cuda.get_device_capability(device)[0] >= 9

@@ -21,8 +21,11 @@ from torch import Tensor
 from kernels.check import require
 
 ITEM_FIELDS = 8
-"""int32 words of an item: row, first position, end position, its partial result, the row's number
-of these, and three unused."""
+"""int32 words of an item: row, first position, end position, its partial result, the row's first
+partial result and number of them, how many of these are splits, and one unused."""
+
+BLOCK_ROWS = 256
+"""Rows whose lengths a program looks at together."""
 
 MAX_ROUNDS = 4
 """Rounds of split items that a large batch may have beside its rows."""
@@ -43,6 +46,10 @@ class PlanShape:
     num_kv_heads: int
     block_n: int
     resident: int
+
+    def is_small(self, num_rows: int) -> bool:
+        """Whether rows in one split each would leave half the card idle."""
+        return 2 * num_rows * self.num_kv_heads <= self.resident
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -67,15 +74,14 @@ class SplitTable:
     """A step's work, on the device.
 
     items int32 [max_items, ITEM_FIELDS], of which the first num_items (int32 [1]) are valid.
-    row_parts int32 [N, 2]: a row's first partial result and its number of splits, whose partial
-    results come first. merges int32 [max_merges, 3]: row, first partial result and number of them,
-    for every row with more than one; num_merges int32 [1]. max_parts bounds the partial results."""
+    row_parts int32 [N, 3]: a row's first partial result, its number of splits, whose partial
+    results come first, and its number of partial results. arrivals int32 [N, num_kv_heads]:
+    zeros between launches. max_parts bounds the partial results."""
 
     items: Tensor
     num_items: Tensor
     row_parts: Tensor
-    merges: Tensor
-    num_merges: Tensor
+    arrivals: Tensor
     max_parts: int
 
     @property
@@ -101,8 +107,11 @@ def balanced(contexts: Contexts, shape: PlanShape, overhead_tiles: float = 1.0) 
     overhead_tiles: an item's fixed cost, in tiles read meanwhile. A batch that leaves half the card
     idle gets one full round of items at most, a larger one a few rounds beside its rows."""
     num_rows, round_items = len(contexts.lens), triton.cdiv(shape.resident, shape.num_kv_heads)
-    small = 2 * num_rows * shape.num_kv_heads <= shape.resident
-    limit = max(num_rows, round_items) if small else num_rows + MAX_ROUNDS * round_items
+    limit = (
+        max(num_rows, round_items)
+        if shape.is_small(num_rows)
+        else num_rows + MAX_ROUNDS * round_items
+    )
     return _plan(contexts, shape, limit, BALANCED.value, overhead_tiles)
 
 
@@ -148,15 +157,14 @@ def _seen(p_lens, p_prefix_lens, row, valid, window, HAS_PREFIX: tl.constexpr):
 
 
 @triton.jit(do_not_specialize=["num_rows", "max_items", "window"])
-def _plan_kernel(  # noqa: C901
+def _plan_kernel(
     p_lens,
     p_prefix_lens,
     p_prefix_parts,
     p_items,
     p_num_items,
     p_row_parts,
-    p_merges,
-    p_num_merges,
+    p_arrivals,
     num_rows,
     max_items,
     window,  # 0 = none
@@ -166,6 +174,7 @@ def _plan_kernel(  # noqa: C901
     RESIDENT: tl.constexpr,
     BLOCK_N: tl.constexpr,
     BLOCK_B: tl.constexpr,
+    BLOCK_HEADS: tl.constexpr,
     HAS_PREFIX: tl.constexpr,
 ):
     row = tl.program_id(0)
@@ -206,7 +215,6 @@ def _plan_kernel(  # noqa: C901
 
     before = 0
     parts_before = 0
-    merges_before = 0
     for start in range(0, num_rows, BLOCK_B):
         valid = start + i_b < num_rows
         b_first, b_end = _seen(p_lens, p_prefix_lens, start + i_b, valid, window, HAS_PREFIX)
@@ -217,22 +225,19 @@ def _plan_kernel(  # noqa: C901
         if HAS_PREFIX:
             b_parts += tl.load(p_prefix_parts + start + i_b, mask=start + i_b < row, other=0)
         parts_before += tl.sum(b_parts, 0)
-        merges_before += tl.sum((b_parts > 1).to(tl.int32), 0)
 
     first, end = _seen(p_lens, p_prefix_lens, row, True, window, HAS_PREFIX)
     splits = _row_splits(first, end, length, MODE, BLOCK_N)
     num_parts = splits
     if HAS_PREFIX:
         num_parts += tl.load(p_prefix_parts + row)
-    tl.store(p_row_parts + row * 2, parts_before)
-    tl.store(p_row_parts + row * 2 + 1, splits)
-    if num_parts > 1:
-        tl.store(p_merges + merges_before * 3, row)
-        tl.store(p_merges + merges_before * 3 + 1, parts_before)
-        tl.store(p_merges + merges_before * 3 + 2, num_parts)
+    tl.store(p_row_parts + row * 3, parts_before)
+    tl.store(p_row_parts + row * 3 + 1, splits)
+    tl.store(p_row_parts + row * 3 + 2, num_parts)
     if row == num_rows - 1:
         tl.store(p_num_items, before + splits)
-        tl.store(p_num_merges, merges_before + (num_parts > 1).to(tl.int32))
+    i_h = tl.arange(0, BLOCK_HEADS)
+    tl.store(p_arrivals + row * NUM_KV_HEADS + i_h, 0, mask=i_h < NUM_KV_HEADS)
     if MODE == FIXED_LENGTH:
         origin = first // length * length
         step = length
@@ -249,7 +254,9 @@ def _plan_kernel(  # noqa: C901
         tl.store(p_item + 1, b_begin, mask=valid)
         tl.store(p_item + 2, b_end, mask=valid)
         tl.store(p_item + 3, parts_before + split, mask=valid)
-        tl.store(p_item + 4, num_parts + split * 0, mask=valid)
+        tl.store(p_item + 4, parts_before + split * 0, mask=valid)
+        tl.store(p_item + 5, num_parts + split * 0, mask=valid)
+        tl.store(p_item + 6, splits + split * 0, mask=valid)
 
 
 def _plan(
@@ -260,11 +267,8 @@ def _plan(
     shared = contexts.prefix_lens is not None
     items = lens.new_empty(limit, ITEM_FIELDS)
     num_items = lens.new_empty(1)
-    row_parts = lens.new_empty(num_rows, 2)
-    # A row more than one of whose parts are splits uses up an item beyond its first.
-    max_merges = num_rows if shared else min(num_rows, limit - num_rows)
-    merges = lens.new_empty(max_merges, 3)
-    num_merges = lens.new_empty(1)
+    row_parts = lens.new_empty(num_rows, 3)
+    arrivals = lens.new_empty(num_rows, shape.num_kv_heads)
     _plan_kernel[(num_rows,)](
         lens,
         contexts.prefix_lens if shared else lens,
@@ -272,8 +276,7 @@ def _plan(
         items,
         num_items,
         row_parts,
-        merges,
-        num_merges,
+        arrivals,
         num_rows,
         limit,
         contexts.window or 0,
@@ -282,9 +285,10 @@ def _plan(
         NUM_KV_HEADS=shape.num_kv_heads,
         RESIDENT=shape.resident,
         BLOCK_N=shape.block_n,
-        BLOCK_B=min(256, max(16, triton.next_power_of_2(num_rows))),
+        BLOCK_B=min(BLOCK_ROWS, max(16, triton.next_power_of_2(num_rows))),
+        BLOCK_HEADS=triton.next_power_of_2(shape.num_kv_heads),
         HAS_PREFIX=shared,
         num_warps=8,
     )
     max_parts = limit + num_rows * contexts.max_prefix_parts
-    return SplitTable(items, num_items, row_parts, merges, num_merges, max_parts)
+    return SplitTable(items, num_items, row_parts, arrivals, max_parts)

@@ -1,13 +1,14 @@
 """Attention over the paged pool by any pair of kernels: one for rows of one token, one for the
 rest.
 
-A kernel is a callable. It may carry two attributes (kernels/declare.py sets them): `capabilities`,
-checked at start, and `plan`, called once a step with the `Part` of the step's rows that is the
-kernel's. Their signatures, with shapes as in core.protocols:
+A kernel is a callable. It may carry attributes (kernels/declare.py sets the first two):
+`capabilities`, checked at start; `plan`, called once a step with the `Part` of its rows that is the
+kernel's; and `describe`, called for the manifest. Their signatures, with shapes as in core.protocols:
 
     decode(q, k_cache, v_cache, page_table, context_lens, scale, window)
     extend(q, k_cache, v_cache, page_table, context_lens, query_starts, scale, window)
     plan(rows)
+    describe(device, head_dim, kv_dtype, page_size, group)
 
 A kernel with a plan receives what it returned as the keyword `plan`; k_scale and v_scale are passed
 where the cache holds scaled values. An extend kernel that declares `takes_new_kv` also receives the
@@ -163,11 +164,11 @@ class PagedBackend:
         return out
 
     def describe(self) -> dict[str, Any]:
-        """Names and capabilities of both kernels, for the manifest."""
+        """Names, capabilities and chosen configurations of both kernels, for the manifest."""
         return {
             "name": self.name,
-            "decode": _description(self._decode),
-            "extend": _description(self._extend),
+            "decode": _description(self._decode, self._query),
+            "extend": _description(self._extend, self._query),
         }
 
     def _planned(
@@ -228,7 +229,12 @@ def check_kernel(field: str, kernel: Callable[..., Any], query: AttentionQuery) 
         require(group <= declared.max_group, f"{field}: query heads to a KV head", rule, group)
 
 
-def _description(kernel: Callable[..., Any]) -> dict[str, Any]:
+def _description(kernel: Callable[..., Any], query: AttentionQuery) -> dict[str, Any]:
     declared: Any = getattr(kernel, "capabilities", None)
     capabilities = "undeclared" if declared is None else asdict(declared)
-    return {"kernel": kernel_name(kernel), "capabilities": capabilities}
+    facts = {"kernel": kernel_name(kernel), "capabilities": capabilities}
+    describe = getattr(kernel, "describe", None)
+    if describe is not None:
+        group = query.num_q_heads // query.num_kv_heads
+        facts |= describe(query.device, query.head_dim, query.kv_dtype, query.page_size, group)
+    return facts
