@@ -27,6 +27,7 @@ from torch import Tensor
 from kernels.check import require
 from kernels.declare import Capabilities, Rows, declare
 from kernels.extend_check import Form, check_extend, extend_form, num_sms
+from kernels.extend_merge import merge_splits
 from kernels.extend_plan import NO_LIMIT, make_tiles
 from kernels.jit import DEVICES, LN2, LOG2E, dot, soft_cap, upcast
 from kernels.launch import Launcher
@@ -228,39 +229,6 @@ def _extend_kernel(
         tl.store(p_lse + o_pair, b_lse if SPLITS > 1 else b_lse * LN2, mask=b_valid)
 
 
-@triton.jit(do_not_specialize=["num_pairs"])
-def _merge_kernel(
-    p_partial, p_partial_lse, p_out, p_lse, num_pairs,
-    HEAD_DIM: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_P: tl.constexpr, SPLITS: tl.constexpr,
-):  # fmt: skip
-    """Merge the partial results of (token, head) pairs, in base 2."""
-    i_pair = tl.program_id(0).to(tl.int64) * BLOCK_P + tl.arange(0, BLOCK_P)
-    i_d = tl.arange(0, BLOCK_D)
-    valid = i_pair < num_pairs
-    mask = valid[:, None] & (i_d[None, :] < HEAD_DIM)
-    b_max = tl.full([BLOCK_P], float("-inf"), tl.float32)
-    for split in tl.static_range(SPLITS):
-        o_pair = i_pair + split * num_pairs.to(tl.int64)
-        b_lse = tl.load(p_partial_lse + o_pair, mask=valid, other=float("-inf"))
-        b_max = tl.maximum(b_max, b_lse)
-    b_shift = tl.where(b_max == float("-inf"), 0.0, b_max)
-    b_sum = tl.zeros([BLOCK_P], tl.float32)
-    b_acc = tl.zeros([BLOCK_P, BLOCK_D], tl.float32)
-    for split in tl.static_range(SPLITS):
-        o_pair = i_pair + split * num_pairs.to(tl.int64)
-        b_lse = tl.load(p_partial_lse + o_pair, mask=valid, other=float("-inf"))
-        b_weight = tl.exp2(b_lse - b_shift)
-        o_part = o_pair[:, None] * HEAD_DIM + i_d[None, :]
-        b_acc += tl.load(p_partial + o_part, mask=mask, other=0.0) * b_weight[:, None]
-        b_sum += b_weight
-    b_total = tl.where(b_sum > 0.0, b_sum, 1.0)
-    b_out = b_acc / b_total[:, None]
-    o_out = i_pair[:, None] * HEAD_DIM + i_d[None, :]
-    tl.store(p_out + o_out, b_out.to(p_out.dtype.element_ty), mask=mask)
-    if p_lse is not None:
-        tl.store(p_lse + i_pair, (b_max + tl.log2(b_total)) * LN2, mask=valid)
-
-
 def plan_extend(rows: Rows) -> ExtendPlan:
     """Metadata for `extend`. Of the host's lengths only their sums steer it, and only speed depends
     on them."""
@@ -312,14 +280,13 @@ def extend(
         lse = q.new_empty(q.shape[:2], dtype=torch.float32)
     config = config or _default_config(q.dtype, q.shape[2])
     if q.shape[0]:
-        factors = scale, softcap, k_scale, float(v_scale)
+        factors = scale, None if softcap is None else float(softcap), k_scale, float(v_scale)
         _launch(form, arguments, plan, factors, window, config, out, lse)
     return (out, lse) if return_lse else out
 
 
-# Compiled forms, as Triton itself keeps them.
+# Its compiled forms, as Triton itself keeps them.
 _run_extend = Launcher(_extend_kernel)
-_run_merge = Launcher(_merge_kernel)
 
 
 def _launch(
@@ -344,14 +311,13 @@ def _launch(
     if splits > 1:
         part = q.new_empty((splits, *q.shape), dtype=torch.float32)
         part_lse = q.new_empty((splits, num_tokens, heads), dtype=torch.float32)
-    block_d = 1 << (head_dim - 1).bit_length()  # Triton's own function costs microseconds
 
     def constants() -> dict[str, Any]:
         return {
-            "HEADS": heads, "PACK": pack, "GROUP": group, "HEAD_DIM": head_dim, "BLOCK_D": block_d,
-            "BLOCK_M": config.block_m, "BLOCK_N": config.block_n, "PAGE": k_cache.shape[1],
-            "WINDOW": window or 0, "SPLITS": splits, "HEAD_FAST": config.head_fast,
-            "UPCAST": upcast(q.dtype),
+            "HEADS": heads, "PACK": pack, "GROUP": group, "HEAD_DIM": head_dim,
+            "BLOCK_D": triton.next_power_of_2(head_dim), "BLOCK_M": config.block_m,
+            "BLOCK_N": config.block_n, "PAGE": k_cache.shape[1], "WINDOW": window or 0,
+            "SPLITS": splits, "HEAD_FAST": config.head_fast, "UPCAST": upcast(q.dtype),
         }  # fmt: skip
 
     aligned = out.data_ptr() % 16, 0 if lse is None else lse.data_ptr() % 16
@@ -372,10 +338,7 @@ def _launch(
         num_stages=config.num_stages,
     )
     if splits > 1:
-        pairs, block = num_tokens * heads, 16
-        sizes = {"HEAD_DIM": head_dim, "BLOCK_D": block_d, "BLOCK_P": block, "SPLITS": splits}
-        arguments = part, part_lse, out, lse, pairs
-        _run_merge(key, (-(-pairs // block), 1), arguments, lambda: sizes, num_warps=4)
+        merge_splits(key, part, part_lse, out, lse)
 
 
 def _num_splits(plan: ExtendPlan, programs: int, window: int | None, device: torch.device) -> int:

@@ -34,7 +34,7 @@ CAPABILITIES = replace(plain.CAPABILITIES, graph_safe=False, takes_new_kv=True)
 DENSE_HEAD_DIMS = (64, 128)
 DENSE_DTYPES = (torch.float16, torch.bfloat16)
 TYPE_NAMES = {torch.float16: "fp16", torch.bfloat16: "bf16"}
-DEFAULT = DenseConfig()
+DEFAULT = DenseConfig("pipelined", 64, 64, 4, 3)
 FALLBACK = DenseConfig()
 """Where the device or the compiler does not take the wanted configuration."""
 
@@ -130,8 +130,8 @@ def extend(
         plan = plan_extend(_read_rows(q, k_cache, page_table, context_lens, query_starts))
     plan.forms.add(form)
     args = *arguments, scale, window
-    options = {"softcap": softcap, "k_scale": k_scale, "v_scale": v_scale}
-    options["return_lse"] = return_lse
+    scales = {"k_scale": k_scale, "v_scale": v_scale}
+    options = {"softcap": softcap, "return_lse": return_lse, **scales}
     config = _choose(q, plan) if window is None and softcap is None and plan.long_lens else None
     if config is None:
         return plain.extend(*args, plan=plan.every, **options)
@@ -139,21 +139,14 @@ def extend(
     lse = q.new_empty(q.shape[:2], dtype=torch.float32) if return_lse else None
     if plan.short is not None:
         plain.extend(*args, plan=plan.short, out=out, lse=lse, **options)
-    elif len(q) > plan.num_tokens:
-        out[plan.num_tokens :] = 0
-        if lse is not None:
-            lse[plan.num_tokens :] = -torch.inf
-    new = None
-    same = k_cache.dtype == q.dtype and k_scale == v_scale == 1.0
+    elif q.shape[0] > plan.num_tokens:
+        _clear_padding(plan.num_tokens, out, lse)
+    new, same = None, k_cache.dtype == q.dtype and k_scale == v_scale == 1.0
     if same and not plan.has_prefix and k_new is not None and v_new is not None:
         new = k_new, v_new
         form = (*form, *_check_new(arguments[:2], new, plan))
-    work = _prepare(form, arguments, new, plan, config, out, lse)
-    work.scale, work.v_scale = scale * k_scale * LOG2E.value, float(v_scale)
-    if config.form == "tma":
-        extend_tma.launch(work, config)
-    else:
-        extend_hopper.launch(work, config, num_sms(q.device))
+    factors = scale * k_scale * LOG2E.value, float(v_scale)
+    _launch(form, arguments, new, plan, config, factors, (out, lse))
     return out if lse is None else (out, lse)
 
 
@@ -196,6 +189,12 @@ def _choose(q: Tensor, plan: DensePlan) -> DenseConfig | None:
         fitting = (config for config in (plan.config, fallback) if takes_dense(q, config))
         plan.chosen[key] = next(fitting, None)
     return plan.chosen[key]
+
+
+def _clear_padding(begin: int, out: Tensor, lse: Tensor | None) -> None:
+    out[begin:] = 0
+    if lse is not None:
+        lse[begin:] = -torch.inf
 
 
 def _read_rows(
@@ -252,17 +251,18 @@ def _gather(
     return keys, values
 
 
-def _prepare(
+def _launch(
     form: Form,
     arguments: tuple[Tensor, ...],
     new: tuple[Tensor, Tensor] | None,
     plan: DensePlan,
     config: DenseConfig,
-    out: Tensor,
-    lse: Tensor | None,
-) -> Work:
-    """The launch for a call. new: keys and values to read in place."""
+    factors: tuple[float, float],
+    results: tuple[Tensor, Tensor | None],
+) -> None:
+    """Attend. new: keys and values to read in place; factors: of scores, in base 2, and of V."""
     q, k_cache = arguments[:2]
+    out, lse = results
     rows = plan.rows
     if config.block_m not in plan.tiles:
         count = sum(triton.cdiv(new, config.block_m) for new in plan.long_lens)
@@ -275,10 +275,14 @@ def _prepare(
         keys, values = new
     heads, num_kv_heads = q.shape[1], k_cache.shape[2]
     regions = rows.query_starts if new else plan.regions
-    return Work(
+    work = Work(
         key=(form, lse is None, new is None),
         q=q, keys=keys, values=values, out=out, lse=lse, tiles=plan.tiles[config.block_m],
         query_starts=rows.query_starts, context_lens=rows.context_lens, regions=regions,
-        direct=new is not None, scale=1.0, v_scale=1.0, heads=heads,
+        direct=new is not None, scale=factors[0], v_scale=factors[1], heads=heads,
         group=heads // num_kv_heads, described=plan.described,
     )  # fmt: skip
+    if config.form == "tma":
+        extend_tma.launch(work, config)
+    else:
+        extend_hopper.launch(work, config, num_sms(q.device))

@@ -145,13 +145,12 @@ def _attend(
         at = before + j
         slot = at % STAGES
         b_acc = warpgroup_mma_wait(0, deps=(b_acc,))
+        _barrier()  # all warps are done with load j - 1
         b_acc = b_acc * gl.convert_layout(b_old, gl.SliceLayout(1, O_LAYOUT))[:, None]
         mbarrier.wait(full.index(slot), at // STAGES & 1)
         b_s = warpgroup_mma(q_s, k_s.index(slot).permute((1, 0)), zeros, use_acc=False,
                             is_async=True)  # fmt: skip
         b_acc = warpgroup_mma(b_p, v_s.index(slot), b_acc, is_async=True)
-        # All warps are done with load j - 1. They wait for each other while the products run.
-        _barrier()
         if SPECIALISED:
             mbarrier.arrive(empty.index((at - 1) % STAGES), count=1)
         else:

@@ -43,13 +43,15 @@ from kernels.vocabulary import (
 @dataclass(frozen=True, slots=True)
 class SamplingConfig:
     """Launch parameters. capacity: keys that a search holds in registers; tile: groups read at a
-    time; pivots: thresholds tried in one pass over a row; stages: loads ahead in such a pass."""
+    time; pivots: thresholds tried in one pass over a row, width: tokens that a warp reads at a time
+    in such a pass, stages: reads under way. Eight pivots of 128 tokens spill registers."""
 
     scan: ScanConfig = field(default_factory=ScanConfig)
     capacity: int = 4096
     tile: int = 128
     pivots: int = 8
-    stages: int = 4
+    width: int = 64
+    stages: int = 8
     num_warps: int = 16
 
 
@@ -85,12 +87,12 @@ def _threshold(
         if above >= target:
             if held > 0:
                 keys, weights = load_keys(p_keys, held, peak, scale, False, CAPACITY)
-                least, beyond = search_keys(keys, weights, 0.0, target, least, top)
+                least, _more = search_keys(keys, weights, 0.0, target, least, top)
             else:
                 # Tokens that weigh less than their share of what may be cut cannot reach it.
                 cut = tl.log2((1.0 - top_p) * mass / (2.0 * VOCAB)) / scale
                 bound = tl.minimum(tl.maximum(least, key_of(clean(peak + cut)) - 1), top - 1)
-                least, beyond, count = search_row(
+                least, _more, _count = search_row(
                     p_row, p_maxima, p_list, p_keys, target, above, bound, top, peak, scale,
                     False, VOCAB, GROUPS, MAXIMA, LANES, PIVOTS, STAGES, TILE, CAPACITY,
                 )  # fmt: skip
@@ -144,7 +146,7 @@ def _choose(
 @triton.jit
 def _finish_kernel(
     p_logits, p_temperature, p_top_k, p_top_p, p_min_p_log, p_seed, p_position, p_choice,
-    p_maxima, p_peaks, p_sums, p_best, p_list, p_keys, p_tokens, row_stride,
+    p_maxima, p_peaks, p_sums, p_best, p_list, p_keys, p_tokens, p_thresholds, row_stride,
     VOCAB: tl.constexpr, GROUPS: tl.constexpr, MAXIMA: tl.constexpr, NUM_CHUNKS: tl.constexpr,
     CHUNKS: tl.constexpr, LANES: tl.constexpr, PIVOTS: tl.constexpr, STAGES: tl.constexpr,
     TILE: tl.constexpr, CAPACITY: tl.constexpr,
@@ -159,6 +161,7 @@ def _finish_kernel(
     scale = LOG2E / temperature
     peak, total = peak_and_sum(p_peaks, p_sums, row, scale, NUM_CHUNKS, CHUNKS)
     token = tl.zeros((), tl.int32)
+    threshold = tl.full((), float("-inf"), tl.float32)
     if peak > float("-inf"):
         if filtered:
             p_maxima += row * GROUPS
@@ -182,18 +185,28 @@ def _finish_kernel(
                 VOCAB, NUM_CHUNKS, CHUNKS,
             )  # fmt: skip
     tl.store(p_tokens + row, token.to(tl.int64))
+    tl.store(p_thresholds + row, threshold)
 
 
 def draw(logits: Tensor, parameters: Parameters, config: SamplingConfig | None = None) -> Tensor:
     """Tokens int64 [n] for logits float32 [n, vocab_size] (rows may be strided), each row by its
     own parameters. May be captured in a CUDA graph. Raises ValueError for what it cannot take."""
+    return draw_and_thresholds(logits, parameters, config)[0]
+
+
+def draw_and_thresholds(
+    logits: Tensor, parameters: Parameters, config: SamplingConfig | None = None
+) -> tuple[Tensor, Tensor]:
+    """What `draw` returns, and float32 [n]: the least (logit - peak) / temperature that a row's
+    filters keep, -inf without filters."""
     config = config or SamplingConfig()
     check_logits(logits)
     _check_parameters(logits, parameters)
     rows, vocab_size = logits.shape
     tokens = torch.empty(rows, dtype=torch.int64, device=logits.device)
+    thresholds = logits.new_empty(rows)
     if not rows:
-        return tokens
+        return tokens, thresholds
     passed = scan(logits, parameters, config.scan)
     groups, chunks = passed.maxima.shape[1], passed.peaks.shape[1]
     maxima = triton.next_power_of_2(groups)
@@ -209,20 +222,21 @@ def draw(logits: Tensor, parameters: Parameters, config: SamplingConfig | None =
         listed,
         keys,
         tokens,
+        thresholds,
         logits.stride(0),
         VOCAB=vocab_size,
         GROUPS=groups,
         MAXIMA=maxima,
         NUM_CHUNKS=chunks,
         CHUNKS=triton.next_power_of_2(chunks),
-        LANES=128 * config.num_warps,  # four neighbours a thread
+        LANES=config.width * config.num_warps,
         PIVOTS=config.pivots,
         STAGES=config.stages,
         TILE=config.tile,
         CAPACITY=config.capacity,
         num_warps=config.num_warps,
     )
-    return tokens
+    return tokens, thresholds
 
 
 def _check_parameters(logits: Tensor, parameters: Parameters) -> None:

@@ -1,9 +1,9 @@
 """The least token that a filter keeps, found without sorting a row.
 
-Both filters ask for the smallest key v such that the weight of the tokens above v is below a target:
-weight 1 and target k for top-k, weight exp((logit - peak) / temperature) and target top_p * mass for
-top-p. So ties with the threshold are kept, and the order of equal values does not matter. The weight
-above v falls as v grows, hence a search in a bracket (low, high] of keys:
+Both filters ask for the smallest key v such that the weight of the tokens above v is below a
+target: weight 1 and target k for top-k, weight exp((logit - peak) / temperature) and target
+top_p * mass for top-p. So ties with the threshold are kept, and the order of equal values does not
+matter. The weight above v falls as v grows, hence a search in a bracket (low, high] of keys:
 
 1. The maxima of the row's groups (kernels/vocabulary.py) weigh at most what the row weighs: the
    search over them alone bounds the threshold from below.
@@ -30,11 +30,11 @@ FANOUT: tl.constexpr = tl.constexpr(4)
 def weigh_keys(keys, peak, scale, BY_COUNT: tl.constexpr):
     """Weights of keys; BOTTOM weighs nothing."""
     real = keys > BOTTOM
-    if BY_COUNT:
-        return tl.where(real, 1.0, 0.0)
-    else:
+    weights = tl.where(real, 1.0, 0.0)
+    if not BY_COUNT:
         x = value_of(tl.where(real, keys, NEG_INF_KEY))
-        return tl.exp2((x - peak) * scale)
+        weights = tl.exp2((x - peak) * scale)
+    return weights
 
 
 @triton.jit

@@ -42,8 +42,8 @@ class ScanConfig:
 @dataclass(frozen=True, slots=True, eq=False)
 class Scan:
     """Of rows [n] in C chunks: maxima float32 [n, C * chunk / 32] of the groups; peaks and sums
-    float32, best int32 [n, C] of the chunks: largest logit, sum of exp((logit - peak) / temperature)
-    and the token that wins the chunk's draw."""
+    float32, best int32 [n, C] of the chunks: largest logit, sum of exp((logit - peak) /
+    temperature) and the token that wins the chunk's draw."""
 
     maxima: Tensor
     peaks: Tensor
@@ -57,8 +57,8 @@ class Parameters:
     seed, position and choice int64.
 
     temperature: 0 = greedy; others are kept in 1e-30 .. 1e30. top_k: 0 or >= the vocabulary = off.
-    top_p: >= 1 = off. min_p_log: natural logarithm of min_p, -inf = off. seed, position, choice: the
-    key of the row's noise (kernels/philox.py)."""
+    top_p: >= 1 = off. min_p_log: natural logarithm of min_p, -inf = off. seed, position, choice:
+    what the row's noise is made of (kernels/philox.py)."""
 
     temperature: Tensor
     top_k: Tensor

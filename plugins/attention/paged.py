@@ -3,7 +3,7 @@ rest.
 
 A kernel is a callable. It may carry attributes (kernels/declare.py sets the first two):
 `capabilities`, checked at start; `plan`, called once a step with the `Part` of its rows that is the
-kernel's; and `describe`, called for the manifest. Their signatures, with shapes as in core.protocols:
+kernel's; and `describe`, called for the manifest. Shapes as in core.protocols; signatures:
 
     decode(q, k_cache, v_cache, page_table, context_lens, scale, window)
     extend(q, k_cache, v_cache, page_table, context_lens, query_starts, scale, window)
