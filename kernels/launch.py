@@ -60,7 +60,7 @@ class Launcher:
         options: Mapping[str, Any],
     ) -> None:
         compiled = self._kernel[grid](*arguments, **constants, **options)
-        if isinstance(self._kernel, JITFunction):
+        if isinstance(self._kernel, JITFunction) and compiled is not None:
             names = self._kernel.arg_names[len(arguments) :]
             assert list(constants) == names, f"constants in the order {names}"
             self._compiled[key] = (compiled, tuple(constants.values()), torch.cuda.current_device())

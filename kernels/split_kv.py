@@ -25,12 +25,12 @@ from kernels.declare import Capabilities, Rows
 from kernels.jit import DEVICES, INTERPRETED
 from kernels.pinned import Choice, Shape, choose
 from kernels.split_launch import (
-    CANDIDATES,
     Address,
     DecodeConfig,
     DecodeLauncher,
     Ready,
     Scores,
+    candidates,
     likeness,
     new_outputs,
     num_sms,
@@ -156,7 +156,7 @@ class SplitKV:
             buffers = 2 * max(1, config.num_stages - 1) * config.block_n * row * kv_dtype.itemsize
             return buffers + 16 * (row + config.block_n) * 4
 
-        return choose("split_kv", device, shape, CANDIDATES, shared_bytes)
+        return choose("split_kv", device, shape, candidates(head_dim, kv_dtype), shared_bytes)
 
     def describe(
         self, device: str, head_dim: int, kv_dtype: str, page_size: int, group: int

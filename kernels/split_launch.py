@@ -39,7 +39,15 @@ CANDIDATES = (
     DecodeConfig(block_n=16, num_warps=4, num_stages=3),
     DecodeConfig(block_n=16, num_warps=4, num_stages=2, per_sm=1),
 )
-"""For shapes that were not measured, the first that fits serves."""
+
+
+def candidates(head_dim: int, dtype: torch.dtype) -> tuple[DecodeConfig, ...]:
+    """Configurations for shapes that were not measured, best first: the first whose shared memory
+    fits serves. Those left out would spill: wide heads and float32 products hold more registers."""
+    block_d = triton.next_power_of_2(head_dim)
+    if dtype == torch.float32:
+        return CANDIDATES[3:] if block_d <= 64 else CANDIDATES[5:]
+    return CANDIDATES[3:] if block_d > 128 else CANDIDATES
 
 
 @dataclass(frozen=True, slots=True, eq=False)

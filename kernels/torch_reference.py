@@ -2,9 +2,17 @@
 backend.
 
 PagedAttention (arXiv:2309.06180) without a custom kernel: the slots that a query may see are
-gathered into a dense workspace, and torch's scaled_dot_product_attention does the rest. Only slots
-of real context are read, so stale values beyond a row's length cannot leak. What all layers share
-is computed once, in `plan`.
+gathered into a dense workspace, and torch's scaled_dot_product_attention does the rest; with a soft
+cap or a log-sum-exp to return, attention is written out in float32 instead. Only slots of real
+context are read, so stale values beyond a row's length cannot leak. What all layers share is
+computed once, in `plan`.
+
+Both kernels take besides the positional arguments the keywords plan (what their plan function made
+of the step's Rows; without it the lengths are read back from the device), softcap (scores become
+softcap * tanh(scores / softcap) after scaling, before masking), k_scale and v_scale (K and V are
+these times the cache, whose dtype may differ from q's) and return_lse (also return the natural
+log-sum-exp of each row's scores, float32 [T, Hq]). A query that sees no position has output 0 and
+log-sum-exp -inf.
 
 Shapes: N rows, T packed query tokens, Hq query heads, Hkv KV heads, G = Hq / Hkv, D head_dim, C
 context. Caches are [num_pages, page_size, Hkv, D]; a token's slot is table[row, pos // page_size] *
@@ -12,6 +20,7 @@ page_size + pos % page_size in 64 bits."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -24,8 +33,25 @@ GROUP_SLOTS = 1536
 read."""
 
 CAPABILITIES = Capabilities(
-    dtypes=("float32", "float16", "bfloat16"), devices=("cpu", "cuda"), address="table"
+    dtypes=("float32", "float16", "bfloat16"),
+    devices=("cpu", "cuda"),
+    kv_dtypes=("float32", "float16", "bfloat16", "float8_e4m3fn"),
+    returns_lse=True,
+    softcap=True,
 )
+
+Out = Tensor | tuple[Tensor, Tensor]
+
+
+@dataclass(frozen=True, slots=True)
+class Scoring:
+    """How scores are made: scale (k_scale included), soft cap, the factor of V."""
+
+    scale: float
+    softcap: float | None
+    v_scale: float
+    written: bool
+    """Attention written out, because torch's kernel has neither a soft cap nor a log-sum-exp."""
 
 
 @dataclass(slots=True)
@@ -61,6 +87,7 @@ class DecodePlan:
     page_size: int
     order: Tensor
     inverse: Tensor
+    num_empty: int  # leading rows without context
     groups: dict[int | None, list[DecodeGroup]] = field(default_factory=dict)
     workspace: tuple[Tensor, Tensor] | None = None
 
@@ -97,37 +124,49 @@ def paged_decode(
     context_lens: Tensor,
     scale: float,
     window: int | None = None,
+    *,
     plan: DecodePlan | None = None,
-) -> Tensor:
-    """One query token a row over its context. q [N, Hq, D] in the caches' dtype; page_table [N,
-    max_pages] int32; context_lens [N] int32, tokens a row sees, its own included. window: see that
-    many latest positions, itself included; None = all. plan: from `plan_decode`; without it the
-    lengths are read back from the device. Returns like q, accumulated in fp32."""
+    softcap: float | None = None,
+    k_scale: float = 1.0,
+    v_scale: float = 1.0,
+    return_lse: bool = False,
+) -> Out:
+    """One query token a row over its context. q [N, Hq, D]; page_table [N, max_pages] int32;
+    context_lens [N] int32, tokens a row sees, its own included. window: see that many latest
+    positions, itself included; None = all. Returns like q, accumulated in fp32 (and log-sum-exp).
+    Raises ValueError for shapes or dtypes that do not fit; with a plan, on the first layer only."""
+    if plan is None or window not in plan.groups:
+        _check(q, k_cache, v_cache, page_table, context_lens)
+        _require(len(q) == len(page_table), "q", f"{len(page_table)} rows", len(q))
     if plan is None:
         plan = _plan_decode(page_table, context_lens.tolist(), k_cache.shape[1])
     groups = _decode_groups(plan, window, q)
+    scoring = Scoring(scale * k_scale, softcap, v_scale, softcap is not None or return_lse)
     num_rows, num_q_heads, head_dim = q.shape
     num_kv_heads = k_cache.shape[2]
     width = num_kv_heads * head_dim
     keys, values = k_cache.view(-1, width), v_cache.view(-1, width)
-    k_space, v_space = _workspace(plan, width, q)
+    spaces = _workspace(plan, width, k_cache)
     queries = q.index_select(0, plan.order)
     queries = queries.view(num_rows, num_kv_heads, num_q_heads // num_kv_heads, head_dim)
     out = torch.empty_like(queries)
+    lse = queries.new_full(queries.shape[:3], -torch.inf, dtype=torch.float32)
+    if plan.num_empty:
+        out[: plan.num_empty] = 0
     for group in groups:
-        count = group.end - group.begin
-        shape = (count, group.context, num_kv_heads, head_dim)
-        gathered_k, gathered_v = k_space[: len(group.slots)], v_space[: len(group.slots)]
-        torch.index_select(keys, 0, group.slots, out=gathered_k)
-        torch.index_select(values, 0, group.slots, out=gathered_v)
-        out[group.begin : group.end] = scaled_dot_product_attention(
-            queries[group.begin : group.end],  # the G heads of a KV head stand as its G queries
-            gathered_k.view(shape).transpose(1, 2),
-            gathered_v.view(shape).transpose(1, 2),
-            attn_mask=group.mask.expand(count, 1, queries.shape[2], group.context),
-            scale=scale,
-        )
-    return out.view(num_rows, num_q_heads, head_dim).index_select(0, plan.inverse)
+        part = slice(group.begin, group.end)
+        shape = (group.end - group.begin, group.context, num_kv_heads, head_dim)
+        k, v = (space[: len(group.slots)] for space in spaces)
+        torch.index_select(keys, 0, group.slots, out=k)
+        torch.index_select(values, 0, group.slots, out=v)
+        k, v = (x.view(shape).transpose(1, 2).to(q.dtype) for x in (k, v))
+        mask = group.mask.expand(shape[0], 1, queries.shape[2], group.context)
+        # The G heads of a KV head stand as its G queries.
+        out[part] = _attend(queries[part], k, v, mask, scoring, lse[part] if return_lse else None)
+    out = out.view(num_rows, num_q_heads, head_dim).index_select(0, plan.inverse)
+    if not return_lse:
+        return out
+    return out, lse.view(num_rows, num_q_heads).index_select(0, plan.inverse)
 
 
 @declare(CAPABILITIES, plan=plan_extend)
@@ -140,36 +179,75 @@ def paged_extend(
     query_starts: Tensor,
     scale: float,
     window: int | None = None,
+    *,
     plan: ExtendPlan | None = None,
-) -> Tensor:
+    softcap: float | None = None,
+    k_scale: float = 1.0,
+    v_scale: float = 1.0,
+    return_lse: bool = False,
+) -> Out:
     """New tokens of each row over cached prefix and themselves, causal. q [T, Hq, D], packed row by
     row: row i's are query_starts[i] .. query_starts[i + 1] (int32 [N + 1]), the last tokens of its
-    context. The rest as for `paged_decode`."""
+    context. Packed tokens beyond the last row's have output 0. The rest as for `paged_decode`."""
+    if plan is None or window not in plan.rows:
+        _check(q, k_cache, v_cache, page_table, context_lens)
+        _require_int32("query_starts", query_starts, 1)
+        rule = f"{len(page_table) + 1} long"
+        _require(len(query_starts) == len(page_table) + 1, "query_starts", rule, len(query_starts))
     if plan is None:
         query_lens = query_starts.diff().tolist()
         plan = ExtendPlan(page_table, context_lens.tolist(), query_lens, k_cache.shape[1])
     if window not in plan.rows:
         plan.rows[window] = _extend_rows(plan, window, q)
+    scoring = Scoring(scale * k_scale, softcap, v_scale, softcap is not None or return_lse)
     keys, values = k_cache.flatten(0, 1), v_cache.flatten(0, 1)
-    out = torch.empty_like(q)
+    out = torch.zeros_like(q)
+    lse = q.new_full(q.shape[:2], -torch.inf, dtype=torch.float32)
     for row in plan.rows[window]:
-        out[row.begin : row.end] = scaled_dot_product_attention(
-            q[row.begin : row.end].transpose(0, 1).unsqueeze(0),
-            keys.index_select(0, row.slots).transpose(0, 1).unsqueeze(0),
-            values.index_select(0, row.slots).transpose(0, 1).unsqueeze(0),
-            attn_mask=row.mask,
-            is_causal=row.mask is None,
-            scale=scale,
-            enable_gqa=q.shape[1] != k_cache.shape[2],
-        )[0].transpose(0, 1)
-    return out
+        part = slice(row.begin, row.end)
+        k, v = (x.index_select(0, row.slots).transpose(0, 1) for x in (keys, values))
+        k, v = (x.to(q.dtype).unsqueeze(0) for x in (k, v))
+        queries = q[part].transpose(0, 1).unsqueeze(0)
+        sums = lse[part].t().unsqueeze(0) if return_lse else None
+        out[part] = _attend(queries, k, v, row.mask, scoring, sums)[0].transpose(0, 1)
+    return (out, lse) if return_lse else out
+
+
+def _attend(
+    q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, scoring: Scoring, lse: Tensor | None
+) -> Tensor:
+    """q [B, H, L, D] over k, v [B, Hkv, C, D]; mask additive, None = causal with L = C. Fills lse
+    [B, H, L] where given."""
+    gqa = q.shape[1] != k.shape[1]
+    if not scoring.written:
+        causal, scale = mask is None, scoring.scale
+        out = scaled_dot_product_attention(
+            q, k, v, attn_mask=mask, is_causal=causal, scale=scale, enable_gqa=gqa
+        )
+        return out if scoring.v_scale == 1.0 else out * scoring.v_scale
+    if gqa:
+        k, v = (x.repeat_interleave(q.shape[1] // k.shape[1], 1) for x in (k, v))
+    scores = q.float() @ k.float().transpose(2, 3) * scoring.scale
+    if scoring.softcap is not None:
+        scores = scoring.softcap * torch.tanh(scores / scoring.softcap)
+    if mask is None:
+        positions = torch.arange(q.shape[2], device=q.device)
+        mask = _causal_mask(positions, positions, None, torch.float32)
+    scores += mask
+    log_sum = scores.logsumexp(-1)
+    if lse is not None:
+        lse.copy_(log_sum)
+    weights = torch.exp(scores - log_sum.unsqueeze(-1))
+    return (weights @ v.float() * scoring.v_scale).to(q.dtype)
 
 
 def _plan_decode(table: Tensor, context_lens: Sequence[int], page_size: int) -> DecodePlan:
     ascending = sorted(range(len(context_lens)), key=context_lens.__getitem__)
     order = _on_device(ascending, table.device)
     lengths = [context_lens[row] for row in ascending]
-    return DecodePlan(table.index_select(0, order), lengths, page_size, order, torch.argsort(order))
+    inverse = torch.argsort(order)
+    table = table.index_select(0, order)
+    return DecodePlan(table, lengths, page_size, order, inverse, lengths.count(0))
 
 
 def _decode_groups(plan: DecodePlan, window: int | None, q: Tensor) -> list[DecodeGroup]:
@@ -178,8 +256,8 @@ def _decode_groups(plan: DecodePlan, window: int | None, q: Tensor) -> list[Deco
     lengths = plan.context_lens
     visible = [length if window is None else min(length, window) for length in lengths]
     groups = []
-    begin = 0
-    for end in _group_ends(visible):
+    begin = plan.num_empty
+    for end in _group_ends(visible, begin):
         firsts = [lengths[i] - visible[i] for i in range(begin, end)]
         groups.append(_decode_group(plan, firsts, visible[begin:end], begin, q))
         begin = end
@@ -187,11 +265,14 @@ def _decode_groups(plan: DecodePlan, window: int | None, q: Tensor) -> list[Deco
     return groups
 
 
-def _group_ends(visible: Sequence[int]) -> list[int]:
-    """Cut rows in ascending length into groups of at most GROUP_SLOTS slots, padding included."""
-    ends, begin = [], 0
-    for index, length in enumerate(visible):
-        if index > begin and (index + 1 - begin) * length > GROUP_SLOTS:
+def _group_ends(visible: Sequence[int], begin: int) -> list[int]:
+    """Cut rows from `begin`, in ascending length, into groups of at most GROUP_SLOTS slots, padding
+    included."""
+    if begin == len(visible):
+        return []
+    ends = []
+    for index in range(begin + 1, len(visible)):
+        if (index + 1 - begin) * visible[index] > GROUP_SLOTS:
             ends.append(index)
             begin = index
     return [*ends, len(visible)]
@@ -216,7 +297,10 @@ def _decode_group(
 def _extend_rows(plan: ExtendPlan, window: int | None, q: Tensor) -> list[ExtendRow]:
     rows, begin = [], 0
     for index, context in enumerate(plan.context_lens):
-        length = plan.query_lens[index]
+        begin += max(0, plan.query_lens[index] - context)  # queries without context see nothing
+        length = min(plan.query_lens[index], context)
+        if length == 0:
+            continue
         first = 0 if window is None else max(0, context - length - window + 1)
         positions = torch.arange(first, context, device=q.device)
         slots = _slots(plan.page_table[index : index + 1], positions.unsqueeze(0), plan.page_size)
@@ -253,9 +337,43 @@ def _on_device(values: list[int], device: torch.device) -> Tensor:
     return host.to(device, non_blocking=True)
 
 
-def _workspace(plan: DecodePlan, width: int, q: Tensor) -> tuple[Tensor, Tensor]:
+def _workspace(plan: DecodePlan, width: int, cache: Tensor) -> tuple[Tensor, Tensor]:
     """Room for the largest group's K and V, reused by every group and layer of the step."""
-    rows = max(len(group.slots) for groups in plan.groups.values() for group in groups)
+    groups = (group for groups in plan.groups.values() for group in groups)
+    rows = max((len(group.slots) for group in groups), default=0)
     if plan.workspace is None or plan.workspace[0].shape != (rows, width):
-        plan.workspace = (q.new_empty(rows, width), q.new_empty(rows, width))
+        plan.workspace = (cache.new_empty(rows, width), cache.new_empty(rows, width))
     return plan.workspace
+
+
+def _check(
+    q: Tensor, k_cache: Tensor, v_cache: Tensor, page_table: Tensor, context_lens: Tensor
+) -> None:
+    _require(q.dim() == 3, "q", "[tokens, num_q_heads, head_dim]", tuple(q.shape))
+    _require(k_cache.dim() == 4, "k_cache", "[pages, page_size, heads, dim]", tuple(k_cache.shape))
+    _require(v_cache.shape == k_cache.shape, "v_cache", "shaped as k_cache", tuple(v_cache.shape))
+    dims, heads = (k_cache.shape[3], q.shape[2]), (q.shape[1], k_cache.shape[2])
+    _require(dims[0] == dims[1], "k_cache head_dim", f"q's {dims[1]}", dims[0])
+    _require(heads[0] % heads[1] == 0, "q heads", f"a multiple of {heads[1]}", heads[0])
+    dtypes = (("q", q, CAPABILITIES.dtypes), ("k_cache", k_cache, CAPABILITIES.kv_dtypes or ()))
+    for field_name, tensor, allowed in dtypes:
+        dtype = str(tensor.dtype).removeprefix("torch.")
+        _require(dtype in allowed, f"{field_name} dtype", f"one of {', '.join(allowed)}", dtype)
+    _require(v_cache.dtype == k_cache.dtype, "v_cache dtype", str(k_cache.dtype), v_cache.dtype)
+    for field_name, cache in (("k_cache", k_cache), ("v_cache", v_cache)):
+        _require(cache.is_contiguous(), f"{field_name} strides", "contiguous", cache.stride())
+    _require_int32("page_table", page_table, 2)
+    _require_int32("context_lens", context_lens, 1)
+    rows = len(page_table)
+    _require(len(context_lens) == rows, "context_lens", f"{rows} long", len(context_lens))
+
+
+def _require_int32(name: str, tensor: Tensor, dims: int) -> None:
+    _require(tensor.dtype == torch.int32, f"{name} dtype", "int32", tensor.dtype)
+    _require(tensor.dim() == dims, name, f"of {dims} dimensions", tuple(tensor.shape))
+
+
+# Not kernels.check's: that needs Triton, which this module does without.
+def _require(holds: bool, name: str, rule: str, value: Any) -> None:
+    if not holds:
+        raise ValueError(f"{name} must be {rule}, got {value!r}")

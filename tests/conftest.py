@@ -16,6 +16,8 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 if not any(Path(driver).exists() for driver in GPU_DRIVERS):
     os.environ.setdefault("TRITON_INTERPRET", "1")
 
+pytest_plugins = ["tests.kernels.conformance.plugin"]
+
 PLUGINS = '''
 import json
 

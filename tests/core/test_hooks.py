@@ -187,7 +187,7 @@ def test_hook_build_model():
 
 
 def test_hook_build_attention():
-    shape = queries.AttentionQuery(4, 2, 8, "float32", 16, "cpu")
+    shape = queries.AttentionQuery(4, 2, 8, "float32", "float32", 16, "cpu")
     attention = spy("build_attention", lambda _: "the backend")
     got = []
     wants = spy("build_executor", executor_that_wants(lambda q: got.append(q.attention(shape))))

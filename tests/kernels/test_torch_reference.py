@@ -106,8 +106,8 @@ def test_plans_are_reused_across_layers_and_windows():
     rows = Rows(table, lens, starts, contexts, [1, 1, 1], 16, 6, 2, 16)
     plan, extend = plan_decode(rows), plan_extend(rows)
     for window in (None, 8, None, 8, 290):
-        out = paged_decode(q, k_cache, v_cache, table, lens, 0.25, window, plan)
-        same = paged_extend(q, k_cache, v_cache, table, lens, starts, 0.25, window, extend)
+        out = paged_decode(q, k_cache, v_cache, table, lens, 0.25, window, plan=plan)
+        same = paged_extend(q, k_cache, v_cache, table, lens, starts, 0.25, window, plan=extend)
         for row in range(3):
             expected = dense(q[row : row + 1], keys[row], values[row], 0.25, window)[0]
             torch.testing.assert_close(out[row].double(), expected, atol=2e-6, rtol=0)

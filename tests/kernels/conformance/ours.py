@@ -1,0 +1,14 @@
+"""The project's own kernels that the normal suite takes through the kit, in its quick form.
+
+As on the command line: `module:function`, or a class, with its arguments where it needs some. A
+name that cannot be imported fails the collection."""
+
+KERNELS = (
+    "kernels.torch_reference:paged_decode",
+    "kernels.torch_reference:paged_extend",
+    "kernels.split_kv:SplitKV",
+    'kernels.split_kv:SplitKV(splits="invariant")',
+    "kernels.flat_indices:FlatIndices",
+    "kernels.extend:extend",
+    "kernels.extend_dense:extend",
+)

@@ -1,0 +1,83 @@
+"""What the kernels compile to on a machine without a GPU: a slower form shows here first.
+
+A launch is recorded as it is made in service, then compiled for the device named. Limits have
+little room: registers decide how many programs a multiprocessor holds, one buffer instead of three
+means that K and V no longer arrive during the arithmetic (KV slots must be carried one tile ahead),
+and copies below 16 bytes waste bandwidth."""
+
+from dataclasses import dataclass, field
+
+import pytest
+
+from kernels.compiled import Launcher, inspect_all
+
+FOLDER = "tests.kernels.compiled_launches:"
+SHARED = {80: 166912, 89: 101376, 90: 232448}
+"""Bytes of shared memory that a program may take, by capability."""
+
+SMALLER = {"num_warps": 4, "num_stages": 3}
+"""What the choice by shared memory comes to on a device with 99 KB."""
+
+
+@dataclass(frozen=True)
+class Pinned:
+    """A launch and its limits. programs: that a Hopper multiprocessor must hold by registers and
+    shared memory, where the configuration counts on it."""
+
+    name: str
+    function: str
+    arguments: dict = field(default_factory=dict)
+    capability: int = 90
+    registers: int = 255
+    buffers: int = 3
+    copies: tuple[int, ...] = (16,)
+    programs: int = 1
+
+
+PINNED = (
+    Pinned("d128", "decode", registers=224, programs=2),
+    Pinned("d128, page 1", "decode", {"page_size": 1}, registers=248, programs=2),
+    Pinned("d128, one row", "decode", {"rows": 1}, registers=224, programs=2),
+    Pinned("d64", "decode", {"head_dim": 64}, registers=208, programs=2),
+    Pinned("d80", "decode", {"head_dim": 80}, registers=240, programs=2),
+    Pinned("d256", "decode", {"head_dim": 256}, registers=128, programs=2),
+    Pinned("group 16", "decode", {"group": 16}, registers=240, programs=2),
+    Pinned("float8", "decode", {"kv_dtype": "float8_e4m3fn"}, copies=(8, 16), programs=2),
+    Pinned("float32", "decode", {"kv_dtype": "float32", "head_dim": 64}, registers=144),
+    Pinned("d128 on sm_80", "decode", capability=80, registers=240),
+    Pinned("d128 on sm_89", "decode", {"config": SMALLER}, 89, registers=184, buffers=2),
+    Pinned("prefill", "prefill", registers=208),
+    Pinned("prefill, page 1", "prefill", {"page_size": 1}, registers=208),
+    Pinned("prefill on sm_80", "prefill", capability=80, buffers=2),
+    Pinned("prefill on sm_89", "prefill", capability=89, buffers=2),
+)
+
+
+@pytest.fixture(scope="module")
+def compiled():
+    launchers = [
+        Launcher(one.name, FOLDER + one.function, one.arguments, one.capability) for one in PINNED
+    ]
+    return inspect_all(launchers, timeout_s=240)
+
+
+@pytest.mark.parametrize("pinned", PINNED, ids=lambda one: one.name)
+def test_attention_kernel_stays_within_its_limits(pinned, compiled):
+    kernel = compiled[pinned.name][-1]  # the planner comes first
+    assert kernel.kernel in ("decode_kernel", "_extend_kernel")
+    assert kernel.registers <= pinned.registers
+    assert kernel.stack_bytes <= 8  # nothing spilled
+    assert kernel.async_copy_bytes == pinned.copies
+    assert min(kernel.kv_buffers) >= pinned.buffers
+    assert kernel.shared_bytes <= SHARED[pinned.capability]
+    assert kernel.has_wgmma == (pinned.function == "prefill" and pinned.capability == 90)
+    # 1 KB of shared memory a program is the system's own; registers come in steps of 8 a thread.
+    by_shared = 233472 // (kernel.shared_bytes + 1024)
+    by_registers = 65536 // (-(-kernel.registers // 8) * 8 * 32 * kernel.num_warps)
+    assert min(by_shared, by_registers) >= pinned.programs
+
+
+def test_planner_spills_nothing(compiled):
+    planner = compiled["d128"][0]
+    assert planner.kernel == "_plan_kernel"
+    assert planner.stack_bytes == 0
