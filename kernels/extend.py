@@ -26,11 +26,11 @@ from torch import Tensor
 
 from kernels.check import require
 from kernels.declare import Capabilities, Rows, declare
-from kernels.extend_check import Form, check_extend, extend_form, num_sms
+from kernels.extend_check import Form, check_extend, extend_form
 from kernels.extend_merge import merge_splits
 from kernels.extend_plan import NO_LIMIT, make_tiles
 from kernels.jit import DEVICES, LN2, LOG2E, dot, soft_cap, upcast
-from kernels.launch import Launcher
+from kernels.launch import Launcher, num_sms
 
 HEAD_DIMS = (16, 32, 64, 80, 96, 128, 160, 192, 256)
 DTYPES = ("float32", "float16", "bfloat16")
@@ -45,6 +45,9 @@ CAPABILITIES = Capabilities(
     returns_lse=True,
     softcap=True,
 )
+INTERPRETED_SMS = 132
+"""So that splits are taken in the interpreter as on a card."""
+
 MAX_SPLITS = 8
 SPLIT_TOKENS = 512
 """Fewest keys worth a program of their own."""
@@ -347,7 +350,11 @@ def _num_splits(plan: ExtendPlan, programs: int, window: int | None, device: tor
         return 1
     longest = max(plan.host_context_lens, default=0)
     longest = longest if window is None else min(longest, window)
-    splits = min(MAX_SPLITS, 2 * num_sms(device) // max(programs, 1), longest // SPLIT_TOKENS)
+    splits = min(
+        MAX_SPLITS,
+        2 * num_sms(device, on_cpu=INTERPRETED_SMS) // max(programs, 1),
+        longest // SPLIT_TOKENS,
+    )
     return 1 << max(splits, 1).bit_length() - 1
 
 

@@ -1,18 +1,14 @@
 """What the launchers of ragged prefill share: which arguments they refuse, and the form of those
 that they accept, so that a plan's later layers need no check."""
 
-from functools import lru_cache
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from kernels.check import check_device, check_int32, check_paged, require
 from kernels.declare import Capabilities
 
 Form = tuple[Any, ...]
-FALLBACK_SMS = 132
-"""Multiprocessors assumed where there is no CUDA device to ask."""
 
 
 def extend_form(
@@ -59,11 +55,3 @@ def check_extend(
     require(len(query_starts) == rows + 1, "query_starts", rule, len(query_starts))
     for name, tensor in (("query_starts", query_starts), ("context_lens", context_lens)):
         require(tensor.is_contiguous(), f"{name} strides", "contiguous", tensor.stride())
-
-
-@lru_cache(maxsize=64)
-def num_sms(device: torch.device) -> int:
-    """Multiprocessors of a device."""
-    if device.type != "cuda":
-        return FALLBACK_SMS
-    return torch.cuda.get_device_properties(device).multi_processor_count

@@ -23,11 +23,11 @@ from kernels import extend_hopper, extend_tma
 from kernels.check import check_device, require
 from kernels.declare import Rows, declare
 from kernels.extend import ExtendPlan
-from kernels.extend_check import Form, check_extend, extend_form, num_sms
+from kernels.extend_check import Form, check_extend, extend_form
 from kernels.extend_plan import make_slots, make_tiles
 from kernels.extend_tma import DenseConfig, Work
 from kernels.jit import INTERPRETED, LOG2E
-from kernels.launch import Launcher
+from kernels.launch import Launcher, num_sms
 from kernels.probe import compiles
 
 CAPABILITIES = replace(plain.CAPABILITIES, graph_safe=False, takes_new_kv=True)
@@ -285,4 +285,4 @@ def _launch(
     if config.form == "tma":
         extend_tma.launch(work, config)
     else:
-        extend_hopper.launch(work, config, num_sms(q.device))
+        extend_hopper.launch(work, config, num_sms(q.device, on_cpu=1))

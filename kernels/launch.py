@@ -6,6 +6,7 @@ everything that decides the specialisation, and the second launch with a key goe
 compiled kernel."""
 
 from collections.abc import Callable, Hashable, Mapping
+from functools import cache
 from typing import Any
 
 import torch
@@ -64,3 +65,11 @@ class Launcher:
             names = self._kernel.arg_names[len(arguments) :]
             assert list(constants) == names, f"constants in the order {names}"
             self._compiled[key] = (compiled, tuple(constants.values()), torch.cuda.current_device())
+
+
+@cache
+def num_sms(device: torch.device, on_cpu: int) -> int:
+    """Multiprocessors of a device; on_cpu: how many a kernel takes the interpreter for."""
+    if device.type != "cuda":
+        return on_cpu
+    return torch.cuda.get_device_properties(device).multi_processor_count

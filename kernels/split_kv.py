@@ -23,6 +23,7 @@ from torch import Tensor
 from kernels.check import check_paged, require
 from kernels.declare import Capabilities, Rows
 from kernels.jit import DEVICES, INTERPRETED
+from kernels.launch import num_sms
 from kernels.pinned import Choice, Shape, choose
 from kernels.split_launch import (
     Address,
@@ -33,7 +34,6 @@ from kernels.split_launch import (
     candidates,
     likeness,
     new_outputs,
-    num_sms,
 )
 from kernels.split_plan import (
     Contexts,
@@ -220,7 +220,8 @@ class SplitKV:
         config = self._pinned(q, cache[0], address.page_size)
         out, lse = new_outputs(q, return_lse)
         if len(q):
-            shape = PlanShape(cache[0].shape[-2], config.block_n, config.per_sm * num_sms(q.device))
+            resident = config.per_sm * num_sms(q.device, on_cpu=1)
+            shape = PlanShape(cache[0].shape[-2], config.block_n, resident)
             if window not in plan.tables:
                 contexts = Contexts(plan.context_lens, plan.longest, window)
                 plan.tables[window] = self._planner(contexts, shape)

@@ -168,14 +168,6 @@ def likeness(
 
 
 @cached
-def num_sms(device: torch.device) -> int:
-    """Multiprocessors of a device; 1 on a CPU, where the interpreter runs one program at a time."""
-    if device.type != "cuda":
-        return 1
-    return torch.cuda.get_device_properties(device).multi_processor_count
-
-
-@cached
 def waits_on_device(device: torch.device) -> bool:
     """Whether a kernel may be launched before the one ahead of it ends, and wait by itself."""
     return device.type == "cuda" and torch.cuda.get_device_capability(device)[0] >= 9
