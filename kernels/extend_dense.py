@@ -27,14 +27,14 @@ from kernels.extend_check import Form, check_extend, extend_form
 from kernels.extend_plan import make_slots, make_tiles
 from kernels.extend_tma import DenseConfig, Work
 from kernels.jit import INTERPRETED, LOG2E
-from kernels.launch import Launcher, num_sms
+from kernels.launch import Launcher
 from kernels.probe import compiles
 
 CAPABILITIES = replace(plain.CAPABILITIES, graph_safe=False, takes_new_kv=True)
 DENSE_HEAD_DIMS = (64, 128)
 DENSE_DTYPES = (torch.float16, torch.bfloat16)
 TYPE_NAMES = {torch.float16: "fp16", torch.bfloat16: "bf16"}
-DEFAULT = DenseConfig("pipelined", 64, 64, 4, 3)
+DEFAULT = DenseConfig("pipelined")
 FALLBACK = DenseConfig()
 """Where the device or the compiler does not take the wanted configuration."""
 
@@ -148,6 +148,17 @@ def extend(
     factors = scale * k_scale * LOG2E.value, float(v_scale)
     _launch(form, arguments, new, plan, config, factors, (out, lse))
     return out if lse is None else (out, lse)
+
+
+def describe(
+    device: str, head_dim: int, kv_dtype: str, page_size: int, group: int
+) -> dict[str, Any]:
+    """Launch parameters, the same for all shapes, for the manifest."""
+    del device, head_dim, kv_dtype, page_size, group
+    return {"configuration": asdict(DEFAULT), "fallback": asdict(FALLBACK)}
+
+
+extend.describe = describe  # type: ignore[attr-defined]
 
 
 def takes_dense(q: Tensor, config: DenseConfig) -> bool:
@@ -285,4 +296,4 @@ def _launch(
     if config.form == "tma":
         extend_tma.launch(work, config)
     else:
-        extend_hopper.launch(work, config, num_sms(q.device, on_cpu=1))
+        extend_hopper.launch(work, config)

@@ -5,12 +5,9 @@ the tensor cores idle. Here the product for tile j is issued before the product 
 values of tile j - 1, and the softmax of tile j runs beside the latter (FlashAttention-3,
 arXiv:2407.08608, section 3.2). K and V come by TMA through rings of buffers with memory barriers.
 
-Two forms. "pipelined": all warps compute, and issue the copies of later tiles themselves.
-"specialised": one warp copies and two groups of four warps compute half of the rows each, free to
-drift apart, so that one group's softmax fills the other's gaps; programs are persistent.
-
-Inputs are those of kernels/extend_tma.py; kernels/extend_hopper.py launches the kernels. Gluon has
-no interpreter: a device of capability 9 alone runs them."""
+All warps compute, and issue the copies of later tiles themselves. Inputs are those of
+kernels/extend_tma.py; kernels/extend_hopper.py launches the kernel. Gluon has no interpreter: a
+device of capability 9 alone runs it."""
 
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
@@ -73,7 +70,7 @@ def _clear_tail(buffer, length, NUM_WARPS: gl.constexpr):
 
 
 @gluon.jit
-def _bounds(p_tiles, p_starts, p_context, p_regions, i_tile, BLOCK_M: gl.constexpr,
+def _tile_bounds(p_tiles, p_starts, p_context, p_regions, i_tile, BLOCK_M: gl.constexpr,
             DIRECT: gl.constexpr):  # fmt: skip
     """A tile's (row of its first query, its position, context of the row, row where its keys begin,
     number of keys visited)."""
@@ -113,10 +110,10 @@ def _store(b_acc, b_max, b_sum, b_position, p_out, p_lse, query, head, context, 
 
 
 @gluon.jit
-def _load(d_k, d_v, base, column, full, k_s, v_s, at, i, count, STAGES: gl.constexpr):
-    """Issue load i of an item, the `at`-th of the program: K of tile i and V of tile i - 1, which
-    one iteration uses. The first V and the last K only keep the loads alike."""
-    slot = at % STAGES
+def _load(d_k, d_v, base, column, full, k_s, v_s, i, count, STAGES: gl.constexpr):
+    """Issue load i: K of tile i and V of tile i - 1, which one iteration uses. The first V and the
+    last K only keep the loads alike."""
+    slot = i % STAGES
     bar = full.index(slot)
     wanted = i <= count
     k_row = base + i * d_k.block_type.shape[0]
@@ -128,34 +125,28 @@ def _load(d_k, d_v, base, column, full, k_s, v_s, at, i, count, STAGES: gl.const
 
 @gluon.jit
 def _attend(
-    b_acc, b_max, b_sum, b_old, b_p, b_position, q_s, k_s, v_s, full, empty,
-    d_k, d_v, base, column, before, begin, end, count, scale,
-    MASKED: gl.constexpr, SPECIALISED: gl.constexpr, STAGES: gl.constexpr,
-    NUM_WARPS: gl.constexpr,
+    b_acc, b_max, b_sum, b_old, b_p, b_position, q_s, k_s, v_s, full,
+    d_k, d_v, base, column, begin, end, count, scale,
+    MASKED: gl.constexpr, STAGES: gl.constexpr, NUM_WARPS: gl.constexpr,
 ):  # fmt: skip
     """Scores and weights of tiles begin .. end, beside the weighted values of the tile before each.
     b_acc is in flight, and still without the factor b_old, when the loop begins and ends: what
     follows a wait cannot run beside the products, and the compiler would move a wait up as far as
-    it can. `before`: loads that went through the ring earlier; count: tiles of this item."""
+    it can. count: tiles of the item."""
     BLOCK_N: gl.constexpr = k_s.shape[1]
     O_LAYOUT: gl.constexpr = b_p.type.layout.parent
     S_LAYOUT: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [NUM_WARPS, 1], [16, BLOCK_N, 16])
     zeros = gl.zeros([b_p.shape[0], BLOCK_N], gl.float32, S_LAYOUT)
     for j in range(begin, end):
-        at = before + j
-        slot = at % STAGES
+        slot = j % STAGES
         b_acc = warpgroup_mma_wait(0, deps=(b_acc,))
         _barrier()  # all warps are done with load j - 1
         b_acc = b_acc * gl.convert_layout(b_old, gl.SliceLayout(1, O_LAYOUT))[:, None]
-        mbarrier.wait(full.index(slot), at // STAGES & 1)
+        mbarrier.wait(full.index(slot), j // STAGES & 1)
         b_s = warpgroup_mma(q_s, k_s.index(slot).permute((1, 0)), zeros, use_acc=False,
                             is_async=True)  # fmt: skip
         b_acc = warpgroup_mma(b_p, v_s.index(slot), b_acc, is_async=True)
-        if SPECIALISED:
-            mbarrier.arrive(empty.index((at - 1) % STAGES), count=1)
-        else:
-            ahead = STAGES - 1
-            _load(d_k, d_v, base, column, full, k_s, v_s, at + ahead, j + ahead, count, STAGES)
+        _load(d_k, d_v, base, column, full, k_s, v_s, j + STAGES - 1, count, STAGES)
         b_s = warpgroup_mma_wait(1, deps=(b_s,))
         b_w, b_max, b_sum, b_old = _softmax(
             b_s, b_max, b_sum, b_position, j * BLOCK_N, scale, MASKED
@@ -165,82 +156,28 @@ def _attend(
 
 
 @gluon.jit
-def _item(
-    q_s, k_s, v_s, full, empty, d_k, d_v, p_out, p_lse,
-    query, head, nearest, context, base, column, before, count, scale, v_scale, q_empty,
-    HEADS: gl.constexpr, DIRECT: gl.constexpr, SPECIALISED: gl.constexpr, STAGES: gl.constexpr,
-    NUM_WARPS: gl.constexpr,
-):  # fmt: skip
-    """Attention of the queries in q_s over `count` tiles of keys, written to the output."""
-    BLOCK_M: gl.constexpr = q_s.shape[0]
-    HEAD_DIM: gl.constexpr = q_s.shape[1]
-    BLOCK_N: gl.constexpr = k_s.shape[1]
-    S_LAYOUT: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [NUM_WARPS, 1], [16, BLOCK_N, 16])
-    O_LAYOUT: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [NUM_WARPS, 1], [16, HEAD_DIM, 16])
-    ROWS: gl.constexpr = gl.SliceLayout(1, S_LAYOUT)
-    b_position = nearest + gl.arange(0, BLOCK_M, ROWS)
-    b_max = gl.full([BLOCK_M], float("-inf"), gl.float32, ROWS)
-    b_sum = gl.zeros([BLOCK_M], gl.float32, ROWS)
-    b_acc = warpgroup_mma_init(gl.zeros([BLOCK_M, HEAD_DIM], gl.float32, O_LAYOUT))
-    zeros = gl.zeros([BLOCK_M, BLOCK_N], gl.float32, S_LAYOUT)
-
-    slot = before % STAGES
-    mbarrier.wait(full.index(slot), before // STAGES & 1)
-    keys = k_s.index(slot).permute((1, 0))
-    b_s = warpgroup_mma(q_s, keys, zeros, use_acc=False, is_async=True)
-    b_s = warpgroup_mma_wait(0, deps=(b_s,))
-    # Every query sees key 0, so no maximum is infinite from here on.
-    b_w, b_max, b_sum, b_old = _softmax(b_s, b_max, b_sum, b_position, 0, scale, True)
-    b_p = _operand(b_w, q_s.dtype, O_LAYOUT)
-    whole = gl.minimum(gl.maximum((nearest + 1) // BLOCK_N, 1), count)
-    b_acc, b_max, b_sum, b_old, b_p = _attend(
-        b_acc, b_max, b_sum, b_old, b_p, b_position, q_s, k_s, v_s, full, empty,
-        d_k, d_v, base, column, before, 1, whole, count, scale,
-        False, SPECIALISED, STAGES, NUM_WARPS,
-    )  # fmt: skip
-    b_acc, b_max, b_sum, b_old, b_p = _attend(
-        b_acc, b_max, b_sum, b_old, b_p, b_position, q_s, k_s, v_s, full, empty,
-        d_k, d_v, base, column, before, whole, count, count, scale,
-        True, SPECIALISED, STAGES, NUM_WARPS,
-    )  # fmt: skip
-    at = before + count
-    slot = at % STAGES
-    mbarrier.wait(full.index(slot), at // STAGES & 1)
-    b_acc = warpgroup_mma_wait(0, deps=(b_acc,))
-    if DIRECT:
-        # Only an item's last tile reaches beyond the row's end.
-        length = context - (count - 1) * BLOCK_N
-        if length < BLOCK_N:
-            _clear_tail(v_s.index(slot), length, NUM_WARPS)
-    b_acc = b_acc * gl.convert_layout(b_old, gl.SliceLayout(1, O_LAYOUT))[:, None]
-    b_acc = warpgroup_mma(b_p, v_s.index(slot), b_acc, is_async=True)
-    b_acc = warpgroup_mma_wait(0, deps=(b_acc,))
-    if SPECIALISED:
-        _barrier()
-        mbarrier.arrive(q_empty, count=1)
-        mbarrier.arrive(empty.index((at - 1) % STAGES), count=1)
-        mbarrier.arrive(empty.index(slot), count=1)
-    _store(b_acc, b_max, b_sum, b_position, p_out, p_lse, query, head, context, v_scale,
-           HEADS, BLOCK_M, NUM_WARPS)  # fmt: skip
+def _place(item, num_tiles, block_heads, HEADS: gl.constexpr):
+    """(tile, head) of an item. Heads are taken in blocks, whose keys and values the programs that
+    run at once share; within a block items are in the order of the tiles, longest first."""
+    first = item // (num_tiles * block_heads) * block_heads
+    inside = item - first * num_tiles
+    width = gl.minimum(block_heads, HEADS - first)
+    return inside // width, first + inside % width
 
 
-@gluon.jit(do_not_specialize=["num_tiles"])
+@gluon.jit(do_not_specialize=["num_tiles", "block_heads"])
 def pipelined_kernel(
     d_q, d_k, d_v, p_out, p_lse, p_tiles, p_starts, p_context, p_regions,
-    num_tiles, scale, v_scale,
-    HEADS: gl.constexpr, GROUP: gl.constexpr, STAGES: gl.constexpr, HEAD_FAST: gl.constexpr,
-    DIRECT: gl.constexpr, NUM_WARPS: gl.constexpr,
+    num_tiles, block_heads, scale, v_scale,
+    HEADS: gl.constexpr, GROUP: gl.constexpr, STAGES: gl.constexpr, DIRECT: gl.constexpr,
+    NUM_WARPS: gl.constexpr,
 ):  # fmt: skip
-    if HEAD_FAST:
-        i_tile = gl.program_id(0) // HEADS
-        head = gl.program_id(0) % HEADS
-    else:
-        i_tile = gl.program_id(0) % num_tiles
-        head = gl.program_id(0) // num_tiles
+    """One program an item: a tile of queries of one head."""
     BLOCK_M: gl.constexpr = d_q.block_type.shape[0]
     BLOCK_N: gl.constexpr = d_k.block_type.shape[0]
     HEAD_DIM: gl.constexpr = d_q.block_type.shape[1]
-    query, nearest, context, base, end = _bounds(
+    i_tile, head = _place(gl.program_id(0), num_tiles, block_heads, HEADS)
+    query, nearest, context, base, end = _tile_bounds(
         p_tiles, p_starts, p_context, p_regions, i_tile, BLOCK_M, DIRECT
     )
     count = (end + BLOCK_N - 1) // BLOCK_N
@@ -258,114 +195,44 @@ def pipelined_kernel(
     mbarrier.expect(q_full, d_q.block_type.nbytes)
     tma.async_copy_global_to_shared(d_q, [query, head * HEAD_DIM], q_full, q_s)
     for i in gl.static_range(STAGES):
-        _load(d_k, d_v, base, column, full, k_s, v_s, i, i, count, STAGES)
+        _load(d_k, d_v, base, column, full, k_s, v_s, i, count, STAGES)
     mbarrier.wait(q_full, 0)
-    _item(
-        q_s, k_s, v_s, full, full, d_k, d_v, p_out, p_lse,
-        query, head, nearest, context, base, column, 0, count, scale, v_scale, q_full,
-        HEADS, DIRECT, False, STAGES, NUM_WARPS,
+
+    S_LAYOUT: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [NUM_WARPS, 1], [16, BLOCK_N, 16])
+    O_LAYOUT: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [NUM_WARPS, 1], [16, HEAD_DIM, 16])
+    ROWS: gl.constexpr = gl.SliceLayout(1, S_LAYOUT)
+    b_position = nearest + gl.arange(0, BLOCK_M, ROWS)
+    b_max = gl.full([BLOCK_M], float("-inf"), gl.float32, ROWS)
+    b_sum = gl.zeros([BLOCK_M], gl.float32, ROWS)
+    b_acc = warpgroup_mma_init(gl.zeros([BLOCK_M, HEAD_DIM], gl.float32, O_LAYOUT))
+    zeros = gl.zeros([BLOCK_M, BLOCK_N], gl.float32, S_LAYOUT)
+
+    mbarrier.wait(full.index(0), 0)
+    keys = k_s.index(0).permute((1, 0))
+    b_s = warpgroup_mma(q_s, keys, zeros, use_acc=False, is_async=True)
+    b_s = warpgroup_mma_wait(0, deps=(b_s,))
+    # Every query sees key 0, so no maximum is infinite from here on.
+    b_w, b_max, b_sum, b_old = _softmax(b_s, b_max, b_sum, b_position, 0, scale, True)
+    b_p = _operand(b_w, q_s.dtype, O_LAYOUT)
+    whole = gl.minimum(gl.maximum((nearest + 1) // BLOCK_N, 1), count)
+    b_acc, b_max, b_sum, b_old, b_p = _attend(
+        b_acc, b_max, b_sum, b_old, b_p, b_position, q_s, k_s, v_s, full,
+        d_k, d_v, base, column, 1, whole, count, scale, False, STAGES, NUM_WARPS,
     )  # fmt: skip
-
-
-@gluon.jit
-def _turn(turn):
-    """A program's item of a turn: there and back again, so that none has all the long ones."""
-    programs = gl.num_programs(0)
-    place = gl.program_id(0)
-    return turn * programs + gl.where(turn % 2 == 0, place, programs - 1 - place)
-
-
-@gluon.jit
-def _produce(
-    table, rings, d_q, d_k, d_v, num_items,
-    HEADS: gl.constexpr, GROUP: gl.constexpr, STAGES: gl.constexpr, DIRECT: gl.constexpr,
-):  # fmt: skip
-    """The copying warp: the queries of each item, and its loads."""
-    p_tiles, p_starts, p_context, p_regions = table
-    q_s, k_s, v_s, q_full, q_empty, full, empty = rings
-    BLOCK_M: gl.constexpr = d_q.block_type.shape[0]
-    BLOCK_N: gl.constexpr = d_k.block_type.shape[0]
-    HEAD_DIM: gl.constexpr = d_q.block_type.shape[1]
-    at = 0
-    for turn in range(gl.cdiv(num_items, gl.num_programs(0))):
-        item = _turn(turn)
-        if item < num_items:
-            query, _nearest, _context, base, end = _bounds(
-                p_tiles, p_starts, p_context, p_regions, item // HEADS, BLOCK_M, DIRECT
-            )
-            head = item % HEADS
-            column = head // GROUP * HEAD_DIM
-            count = (end + BLOCK_N - 1) // BLOCK_N
-            mbarrier.wait(q_empty, (turn & 1) ^ 1)
-            mbarrier.expect(q_full, d_q.block_type.nbytes)
-            tma.async_copy_global_to_shared(d_q, [query, head * HEAD_DIM], q_full, q_s)
-            for i in range(count + 1):
-                mbarrier.wait(empty.index((at + i) % STAGES), ((at + i) // STAGES & 1) ^ 1)
-                _load(d_k, d_v, base, column, full, k_s, v_s, at + i, i, count, STAGES)
-            at += count + 1
-
-
-@gluon.jit
-def _consume(
-    table, rings, results, num_items,
-    HEADS: gl.constexpr, STAGES: gl.constexpr, DIRECT: gl.constexpr, NUM_WARPS: gl.constexpr,
-):  # fmt: skip
-    """The computing warps."""
-    p_tiles, p_starts, p_context, p_regions = table
-    q_s, k_s, v_s, q_full, q_empty, full, empty = rings
-    p_out, p_lse, d_k, d_v, scale, v_scale = results
-    BLOCK_M: gl.constexpr = q_s.shape[0]
-    BLOCK_N: gl.constexpr = k_s.shape[1]
-    at = 0
-    for turn in range(gl.cdiv(num_items, gl.num_programs(0))):
-        item = _turn(turn)
-        if item < num_items:
-            query, nearest, context, base, end = _bounds(
-                p_tiles, p_starts, p_context, p_regions, item // HEADS, BLOCK_M, DIRECT
-            )
-            count = (end + BLOCK_N - 1) // BLOCK_N
-            mbarrier.wait(q_full, turn & 1)
-            _item(
-                q_s, k_s, v_s, full, empty, d_k, d_v, p_out, p_lse,
-                query, item % HEADS, nearest, context, base, 0, at, count, scale, v_scale,
-                q_empty, HEADS, DIRECT, True, STAGES, NUM_WARPS,
-            )  # fmt: skip
-            at += count + 1
-
-
-@gluon.jit(do_not_specialize=["num_items"])
-def specialised_kernel(
-    d_q, d_k, d_v, p_out, p_lse, p_tiles, p_starts, p_context, p_regions,
-    num_items, scale, v_scale,
-    HEADS: gl.constexpr, GROUP: gl.constexpr, STAGES: gl.constexpr, DIRECT: gl.constexpr,
-    NUM_WARPS: gl.constexpr,
-):  # fmt: skip
-    BLOCK_M: gl.constexpr = d_q.block_type.shape[0]
-    BLOCK_N: gl.constexpr = d_k.block_type.shape[0]
-    HEAD_DIM: gl.constexpr = d_q.block_type.shape[1]
-    q_s = gl.allocate_shared_memory(d_q.dtype, [BLOCK_M, HEAD_DIM], d_q.layout)
-    k_s = gl.allocate_shared_memory(d_k.dtype, [STAGES, BLOCK_N, HEAD_DIM], d_k.layout)
-    v_s = gl.allocate_shared_memory(d_v.dtype, [STAGES, BLOCK_N, HEAD_DIM], d_v.layout)
-    BAR: gl.constexpr = mbarrier.MBarrierLayout()
-    q_full = gl.allocate_shared_memory(gl.int64, [1], BAR)
-    q_empty = gl.allocate_shared_memory(gl.int64, [1], BAR)
-    full = gl.allocate_shared_memory(gl.int64, [STAGES, 1], BAR)
-    empty = gl.allocate_shared_memory(gl.int64, [STAGES, 1], BAR)
-    mbarrier.init(q_full, count=1)
-    mbarrier.init(q_empty, count=1)
-    for i in gl.static_range(STAGES):
-        mbarrier.init(full.index(i), count=1)
-        mbarrier.init(empty.index(i), count=1)
-    fence_async_shared()
-    _barrier()
-    table = (p_tiles, p_starts, p_context, p_regions)
-    rings = (q_s, k_s, v_s, q_full, q_empty, full, empty)
-    results = (p_out, p_lse, d_k, d_v, scale, v_scale)
-    gl.warp_specialize(
-        [
-            (_consume, (table, rings, results, num_items, HEADS, STAGES, DIRECT, NUM_WARPS)),
-            (_produce, (table, rings, d_q, d_k, d_v, num_items, HEADS, GROUP, STAGES, DIRECT)),
-        ],
-        [1],
-        [24],
-    )
+    b_acc, b_max, b_sum, b_old, b_p = _attend(
+        b_acc, b_max, b_sum, b_old, b_p, b_position, q_s, k_s, v_s, full,
+        d_k, d_v, base, column, whole, count, count, scale, True, STAGES, NUM_WARPS,
+    )  # fmt: skip
+    slot = count % STAGES
+    mbarrier.wait(full.index(slot), count // STAGES & 1)
+    b_acc = warpgroup_mma_wait(0, deps=(b_acc,))
+    if DIRECT:
+        # Only an item's last tile reaches beyond the row's end.
+        length = context - (count - 1) * BLOCK_N
+        if length < BLOCK_N:
+            _clear_tail(v_s.index(slot), length, NUM_WARPS)
+    b_acc = b_acc * gl.convert_layout(b_old, gl.SliceLayout(1, O_LAYOUT))[:, None]
+    b_acc = warpgroup_mma(b_p, v_s.index(slot), b_acc, is_async=True)
+    b_acc = warpgroup_mma_wait(0, deps=(b_acc,))
+    _store(b_acc, b_max, b_sum, b_position, p_out, p_lse, query, head, context, v_scale,
+          HEADS, BLOCK_M, NUM_WARPS)  # fmt: skip

@@ -1,4 +1,4 @@
-"""Launches the Gluon kernels of kernels/extend_gluon.py."""
+"""Launches the Gluon kernel of kernels/extend_gluon.py."""
 
 from typing import Any
 
@@ -7,28 +7,24 @@ import triton
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
-from kernels.extend_gluon import pipelined_kernel, specialised_kernel
+from kernels.extend_gluon import pipelined_kernel
 from kernels.extend_tma import DenseConfig, Work, descriptor_types
 from kernels.launch import Launcher
 
 # Compiled forms, as Triton itself keeps them.
-_run_pipelined = Launcher(pipelined_kernel)
-_run_specialised = Launcher(specialised_kernel)
+_run = Launcher(pipelined_kernel)
 
 
-def launch(work: Work, config: DenseConfig, num_programs: int) -> None:
-    """Attend; num_programs: resident programs, of the specialised form."""
-    specialised = config.form == "specialised"
+def launch(work: Work, config: DenseConfig) -> None:
+    """Attend."""
     num_tiles = work.tiles.shape[0]
-    items = num_tiles * work.heads
-    run = _run_specialised if specialised else _run_pipelined
-    run(
+    _run(
         (work.key, config),
-        (min(items, num_programs) if specialised else items, 1),
+        (num_tiles * work.heads, 1),
         (
             *(*work.descriptors(_descriptor, config), work.out, work.lse, work.tiles),
             *(work.query_starts, work.context_lens, work.regions),
-            *(items if specialised else num_tiles, work.scale, work.v_scale),
+            *(num_tiles, _block_heads(work, config), work.scale, work.v_scale),
         ),
         lambda: constants(config, work.heads, work.group, work.direct),
         num_warps=config.num_warps,
@@ -37,9 +33,15 @@ def launch(work: Work, config: DenseConfig, num_programs: int) -> None:
 
 def constants(config: DenseConfig, heads: int, group: int, direct: bool) -> dict[str, Any]:
     """The kernel's constants, in its order."""
-    head_fast = {} if config.form == "specialised" else {"HEAD_FAST": config.head_fast}
-    values = {"HEADS": heads, "GROUP": group, "STAGES": config.num_stages, **head_fast}
-    return {**values, "DIRECT": direct, "NUM_WARPS": config.num_warps}
+    values = {"HEADS": heads, "GROUP": group, "STAGES": config.num_stages, "DIRECT": direct}
+    return values | {"NUM_WARPS": config.num_warps}
+
+
+def _block_heads(work: Work, config: DenseConfig) -> int:
+    """Query heads whose keys and values, of all long rows, fit config.kv_bytes; at least those of
+    one KV head."""
+    head_bytes = 2 * work.keys.shape[0] * work.q.shape[2] * work.keys.itemsize
+    return work.group * max(1, min(work.heads // work.group, config.kv_bytes // head_bytes))
 
 
 def compiled(
@@ -51,15 +53,16 @@ def compiled(
     heads: int = 32,
     group: int = 4,
 ):
-    """As kernels.extend_tma.compiled, for the Gluon kernels."""
+    """As kernels.extend_tma.compiled, for the Gluon kernel."""
     from triton.backends.compiler import GPUTarget
     from triton.experimental.gluon._runtime import GluonASTSource
 
-    kernel = specialised_kernel if config.form == "specialised" else pipelined_kernel
     values = constants(config, heads, group, direct) | {"p_lse": None}
     layout = f",{_layout(head_dim, 16)!r}"
-    types, attributes = descriptor_types(kernel, type_name, head_dim, config, values, layout)
-    source = GluonASTSource(kernel, types, values, attributes)
+    types, attributes = descriptor_types(
+        pipelined_kernel, type_name, head_dim, config, values, layout
+    )
+    source = GluonASTSource(pipelined_kernel, types, values, attributes)
     target = GPUTarget("cuda", capability, 32)
     return triton.compile(source, target=target, options={"num_warps": config.num_warps})
 

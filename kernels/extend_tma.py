@@ -18,12 +18,14 @@ from kernels.launch import Launcher
 
 @dataclass(frozen=True, slots=True)
 class DenseConfig:
-    """Launch parameters. form: "tma" (this module), "pipelined" or "specialised"
-    (kernels/extend_gluon.py). block_m: queries of a tile; block_n: keys, a divisor of ALIGN;
-    head_fast: neighbouring programs differ in head, else in tile (the specialised form: always);
-    q_registers: keep the queries in registers instead of shared memory, and max_registers: a
-    thread's, None = the compiler's choice: both of "tma" alone. min_tokens: fewest new tokens of a
-    row that takes this path."""
+    """Launch parameters. form: "tma" (this module) or "pipelined" (kernels/extend_gluon.py).
+    block_m: queries of a tile; block_n: keys, a divisor of ALIGN. min_tokens: fewest new tokens of
+    a row that takes this path.
+
+    Of "tma" alone: head_fast: neighbouring programs differ in head, else in tile; q_registers: keep
+    the queries in registers instead of shared memory; max_registers: a thread's, None = the
+    compiler's choice. Of "pipelined": kv_bytes: as many heads at once as have this much K and V, so
+    that they stay in the device's cache."""
 
     form: str = "tma"
     block_m: int = 64
@@ -34,6 +36,7 @@ class DenseConfig:
     q_registers: bool = False
     max_registers: int | None = None
     min_tokens: int = 512
+    kv_bytes: int = 40 << 20
 
 
 @dataclass(slots=True, eq=False)
@@ -224,7 +227,7 @@ def descriptor_types(
     types = dict.fromkeys(("p_tiles", "p_starts", "p_context", "p_regions"), "*i32")
     types |= {"d_q": f"tensordesc<{type_name}[{block_m}]{layout}>", "p_out": f"*{type_name}"}
     types |= dict.fromkeys(("d_k", "d_v"), f"tensordesc<{type_name}[{block_n}]{layout}>")
-    types |= {"num_tiles": "i32", "num_items": "i32", "scale": "fp32", "v_scale": "fp32"}
+    types |= {"num_tiles": "i32", "block_heads": "i32", "scale": "fp32", "v_scale": "fp32"}
     types |= dict.fromkeys(constants, "constexpr")
     aligned = [["tt.divisibility", 16]]
     attributes = {(i,): aligned for i, name in enumerate(names) if types[name][0] == "*"}

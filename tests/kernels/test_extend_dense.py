@@ -52,10 +52,8 @@ def test_dense_configurations_agree(config):
 
 GLUON = [
     DenseConfig("pipelined", 128, 128, 8, 2, min_tokens=32),
-    DenseConfig("pipelined", 128, 64, 8, 4, head_fast=True, min_tokens=32),
+    DenseConfig("pipelined", 128, 64, 8, 4, kv_bytes=1, min_tokens=32),
     DenseConfig("pipelined", 64, 64, 4, 3, min_tokens=32),
-    DenseConfig("specialised", 128, 128, 8, 2, min_tokens=32),
-    DenseConfig("specialised", 128, 64, 8, 4, min_tokens=32),
 ]
 
 
@@ -90,15 +88,14 @@ def test_gluon_reads_new_keys_in_place(config, head_dim):
 
 
 def test_gluon_compiles_without_a_device():
-    config = DenseConfig("specialised", 128, 64, 8, 2, min_tokens=1)
+    config = DenseConfig("pipelined", 128, 64, 8, 2, min_tokens=1)
     arguments = {"capability": 90, "type_name": "fp16", "head_dim": 64, "config": asdict(config)}
     assert compiles("kernels.extend_dense:probe", arguments)
 
 
 @pytest.mark.skipif(not INTERPRETED, reason="there Gluon runs")
-@pytest.mark.parametrize("form", ["pipelined", "specialised"])
-def test_gluon_falls_back_in_the_interpreter(form):
-    config = DenseConfig(form, 128, 64, 8, 2, min_tokens=1)
+def test_gluon_falls_back_in_the_interpreter():
+    config = DenseConfig("pipelined", 128, 64, 8, 2, min_tokens=1)
     case = Case([(64, 40), (65, 65)])
     plan = plan_extend(case.plan_rows(), config)
     case.check(extend(*case.inputs(), plan=plan))
