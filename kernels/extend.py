@@ -345,14 +345,15 @@ def _launch(
 
 
 def _num_splits(plan: ExtendPlan, programs: int, window: int | None, device: torch.device) -> int:
-    """A power of two: as many as fill the device twice over, none where the context is short."""
+    """A power of two: as many as about fill the device twice over, none where the context is
+    short."""
     if plan.host_context_lens is None:
         return 1
     longest = max(plan.host_context_lens, default=0)
     longest = longest if window is None else min(longest, window)
     splits = min(
         MAX_SPLITS,
-        2 * num_sms(device, on_cpu=INTERPRETED_SMS) // max(programs, 1),
+        round(2 * num_sms(device, on_cpu=INTERPRETED_SMS) / max(programs, 1)),
         longest // SPLIT_TOKENS,
     )
     return 1 << max(splits, 1).bit_length() - 1

@@ -224,7 +224,7 @@ class SplitKV:
             shape = PlanShape(cache[0].shape[-2], config.block_n, resident)
             if window not in plan.tables:
                 contexts = Contexts(plan.context_lens, plan.longest, window)
-                plan.tables[window] = self._planner(contexts, shape)
+                plan.tables[window] = self.table(contexts, shape, q, cache, address)
             table = plan.tables[window]
             if plan.partials is None or plan.partials[1].shape[0] < table.max_parts:
                 plan.partials = _partials(q, table.max_parts)
@@ -238,6 +238,18 @@ class SplitKV:
             if address.page_size and not INTERPRETED:
                 plan.ready[likeness(q, cache, scores, window, return_lse)] = ready
         return (out, lse) if return_lse else out
+
+    def table(
+        self,
+        contexts: Contexts,
+        shape: PlanShape,
+        q: Tensor,  # noqa: ARG002
+        cache: tuple[Tensor, Tensor],  # noqa: ARG002
+        address: Address,  # noqa: ARG002
+    ) -> SplitTable:
+        """A step's items. A kernel that plans more than splits replaces this, and asks the last
+        three."""
+        return self._planner(contexts, shape)
 
     def _pinned(self, q: Tensor, k_cache: Tensor, page_size: int) -> DecodeConfig:
         key = (q.device, q.shape[2], k_cache.dtype, page_size, q.shape[1] // k_cache.shape[-2])

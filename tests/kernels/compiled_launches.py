@@ -1,9 +1,17 @@
 """Launches that test_compiled.py compiles: of kernels on CPU tensors, with nothing run."""
 
-import torch
+import re
+import subprocess
+from tempfile import NamedTemporaryFile
 
+import torch
+import triton
+
+from kernels import extend_hopper
 from kernels.declare import Rows
 from kernels.extend import extend, plan_extend
+from kernels.extend_dense import DEFAULT
+from kernels.shared_prefix import HOPPER, SMALLER, SharedPrefix
 from kernels.split_kv import SplitKV
 from kernels.split_launch import DecodeConfig
 
@@ -25,9 +33,35 @@ def decode(head_dim=128, kv_dtype="bfloat16", page_size=16, group=4, rows=64, co
     SplitKV(config=chosen)(*tensors, head_dim**-0.5)
 
 
+def shared(head_dim=128, kv_dtype="bfloat16", page_size=16, group=4, rows=64, smaller=False):
+    tensors = _tensors(rows, rows, head_dim, kv_dtype, page_size, group)
+    key = tensors[1].itemsize, 128 if head_dim <= 128 else 256
+    config = (SMALLER if smaller else HOPPER)[key]
+    kernel = SharedPrefix(prefix_config=config, min_prefix_tokens=16, min_saved_bytes=0)
+    kernel(*tensors, head_dim**-0.5)
+
+
 def prefill(head_dim=128, kv_dtype="bfloat16", page_size=16, group=4, tokens=2048):
     q, k, v, table, lens = _tensors(1, tokens, head_dim, kv_dtype, page_size, group)
     starts = torch.tensor([0, tokens], dtype=torch.int32)
     shape = (KV_HEADS * group, KV_HEADS, head_dim)
     plan = plan_extend(Rows(table, lens, starts, [tokens], [tokens], page_size, *shape))
     extend(q, k, v, table, lens, starts, head_dim**-0.5, plan=plan)
+
+
+def dense():
+    """(products, products that end a group, stack bytes) of dense prefill on sm_90, compiled here
+    (Gluon has a compiler entry of its own)."""
+    kernel = extend_hopper.compiled(90, "bf16", 128, DEFAULT)
+    with NamedTemporaryFile(suffix=".cubin") as file:
+        file.write(kernel.asm["cubin"])
+        file.flush()
+        sass, usage = (_dump(option, file.name) for option in ("-sass", "-res-usage"))
+    products = re.findall(r"HGMMA[^;]*;", sass)
+    ends = [one for one in products if "gsb0" in one]
+    return len(products), len(ends), int(re.search(r"STACK:(\d+)", usage)[1])
+
+
+def _dump(option, file):
+    command = [triton.knobs.nvidia.cuobjdump.path, option, file]
+    return subprocess.run(command, capture_output=True, text=True, check=True).stdout

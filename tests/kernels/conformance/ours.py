@@ -9,6 +9,7 @@ KERNELS = (
     "kernels.split_kv:SplitKV",
     'kernels.split_kv:SplitKV(splits="invariant")',
     "kernels.flat_indices:FlatIndices",
+    "kernels.shared_prefix:SharedPrefix(min_prefix_tokens=16, min_saved_bytes=0)",
     "kernels.extend:extend",
     "kernels.extend_dense:extend",
 )
