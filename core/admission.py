@@ -74,15 +74,8 @@ class Admission:
                 request_record.cached_tokens = entry.cached_tokens
             if request_record.admitted_s is None:
                 request_record.admitted_s = state.now_s
-            kind = "resumed" if resumed else "admitted"
-            state.note(
-                record,
-                sequence,
-                kind,
-                entry.plugin,
-                entry.reason,
-                cached_tokens=entry.cached_tokens,
-            )
+            kind, cached = "resumed" if resumed else "admitted", entry.cached_tokens
+            state.note(record, sequence, kind, entry.plugin, entry.reason, cached_tokens=cached)
 
     def _refresh(self, record: StepRecord) -> None:
         state = self._state

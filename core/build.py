@@ -56,15 +56,8 @@ def build_engine(
     num_rows = 2 * config.max_num_seqs
     table = SequenceTable(max_model_len)
     memory = KVMemory(allocator, prefix_cache, table, num_rows, max_model_len)
-    executor.prepare(
-        PoolLayout(
-            allocator.num_pages + 1,
-            page_size,
-            num_rows,
-            memory.max_pages,
-            config.max_num_batched_tokens,
-        )
-    )
+    num_pages, budget = allocator.num_pages + 1, config.max_num_batched_tokens
+    executor.prepare(PoolLayout(num_pages, page_size, num_rows, memory.max_pages, budget))
     state = EngineState(
         config=config,
         seed=seed,

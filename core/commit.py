@@ -49,14 +49,17 @@ class Committer:
     def commit(
         self, launch: Launch, ids: NDArray[np.int64], result: LaunchResult, record: StepRecord
     ) -> tuple[list[Sequence], NDArray[np.int32]]:
-        """Append the sampled tokens and end who is done; returns whose tokens they are, and the
-        tokens.
+        """End who failed, append the sampled tokens and end who is done; returns whose tokens they
+        are, and the tokens.
 
         Tokens of sequences that ended meanwhile are dropped; a preempted sequence keeps its late
         token.
         """
         state, table = self._state, self._state.table
         sampled = ids[launch.samples]
+        for row, error in result.errors.items():
+            position = int(launch.first_positions[row] + launch.num_tokens[row])
+            self._fail(int(ids[row]), f"at position {position}: {error}", record)
         self._prompt_logprobs(launch, ids, result)
         self._end_unsampled(ids[~launch.samples], record)
         alive = table.id[sampled & SLOT_MASK] == sampled
@@ -80,6 +83,20 @@ class Committer:
             state.waiting.touch(sequences[index].id)
         record.sampled_tokens = len(sequences)
         return sequences, tokens
+
+    def _fail(self, id: int, error: str, record: StepRecord) -> None:
+        """End a request with all its choices. What they published may be as wrong as their logits:
+        settling does not wait for these."""
+        state, sequence = self._state, self._state.table.get(id)
+        if sequence is None:
+            return
+        live = state.live[sequence.request.request_id]
+        message = f"request {sequence.request.request_id!r} {error}"
+        state.note(record, sequence, "finished", CORE, message)
+        choices = list(live.sequences)
+        state.end(live, FinishReason.error, message)
+        for choice in choices:
+            state.memory.forget(choice)
 
     def _append(self, sequences: list[Sequence], tokens: NDArray[np.int32], step: int) -> None:
         now_s = self._state.now_s

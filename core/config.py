@@ -40,12 +40,8 @@ class EngineConfig:
 
     def __post_init__(self) -> None:
         require(self.max_num_seqs >= 1, "engine.max_num_seqs", ">= 1", self.max_num_seqs)
-        require(
-            self.max_num_batched_tokens >= 1,
-            "engine.max_num_batched_tokens",
-            ">= 1",
-            self.max_num_batched_tokens,
-        )
+        budget = self.max_num_batched_tokens
+        require(budget >= 1, "engine.max_num_batched_tokens", ">= 1", budget)
         length = self.max_model_len
         require(length is None or length >= 2, "engine.max_model_len", ">= 2 or null", length)
         require(self.pool_tokens >= 1, "engine.pool_tokens", ">= 1", self.pool_tokens)

@@ -109,11 +109,8 @@ class Hooks:
     def check_all_asked(self, strict: bool) -> None:
         """Warn (strict: raise PluginError) about configured `decide_*` plugins never asked."""
         for hook, name, usage in self.usage():
-            if (
-                hook.startswith("decide_")
-                and usage.asked == 0
-                and not self.registered[name].default
-            ):
+            idle = hook.startswith("decide_") and usage.asked == 0
+            if idle and not self.registered[name].default:
                 text = f"plugin {name} was never asked at {hook} in this run"
                 if strict:
                     raise PluginError(text)

@@ -7,9 +7,8 @@ a crafted collision costs a miss, never a wrong page.
 import numpy as np
 from numpy.typing import NDArray
 
-_MULTIPLIER = np.uint64(
-    0x9E3779B97F4A7C15
-)  # 2^64 / golden ratio, odd (Knuth's multiplicative hashing)
+# 2^64 / golden ratio, odd (Knuth's multiplicative hashing)
+_MULTIPLIER = np.uint64(0x9E3779B97F4A7C15)
 _MIX = np.uint64(0xD6E8FEB86659FD93)  # an odd multiplier with well spread bits
 _SHIFT = np.uint64(32)
 

@@ -87,14 +87,16 @@ class TokenLogprobs:
 class LaunchResult:
     """What a launch yielded. tokens int32 [samples.sum()], in row order.
 
-    logprobs: index into tokens -> entry, for rows that asked. prompt_logprobs: row index in the
-    launch -> entries for prompt positions first + 1 .. min(first + num_tokens, prompt_len - 1), in
-    order, where first = first_positions[row]: the logits of position p score the token at p + 1.
-    finished_s: engine-clock time the device was done.
+    errors: row index in the launch -> why its logits hold no token; its request fails, and nothing
+    else of that row counts. logprobs: index into tokens -> entry, for rows that asked.
+    prompt_logprobs: row index in the launch -> entries for prompt positions first + 1 .. min(first
+    + num_tokens, prompt_len - 1), in order, where first = first_positions[row]: the logits of
+    position p score the token at p + 1. finished_s: engine-clock time the device was done.
     """
 
     launch_id: int
     tokens: Int32
     finished_s: float
+    errors: dict[int, str] = field(default_factory=dict)
     logprobs: dict[int, TokenLogprobs] = field(default_factory=dict)
     prompt_logprobs: dict[int, list[TokenLogprobs]] = field(default_factory=dict)

@@ -197,6 +197,14 @@ class KVMemory:
         self._table.row[slot] = -1
         return len(freed)
 
+    def forget(self, sequence: Sequence) -> None:
+        """A released sequence went wrong: its pages leave the cache unless others use them."""
+        if sequence.cacheable:
+            keys = self._keys(sequence, len(sequence.tokens))
+            tokens = sequence.token_array()[: len(keys) * self.page_size]
+            match = self.cache.match(keys, tokens, sequence.request.namespace)
+            self._reclaim(self.cache.drop(match))
+
     def table_updates(self, rows: NDArray[np.int32], held: NDArray[np.int32]) -> NDArray[np.int32]:
         """Entries of `rows` the device lacks: int32 [num_updates, 3] of (row, page index, page)."""
         counts = held - self.pages_sent[rows]
@@ -261,10 +269,13 @@ class KVMemory:
         a sequence still uses frees nothing."""
         while num_pages > 0 and self.cache.num_evictable:
             dropped = self.cache.evict(num_pages)
-            freed = self.ledger.from_tree(dropped)
-            self.allocator.free(freed)
             self.pages_evicted += len(dropped)
-            num_pages -= len(freed)
+            num_pages -= self._reclaim(dropped)
+
+    def _reclaim(self, dropped: NDArray[np.int32]) -> int:
+        freed = self.ledger.from_tree(dropped)
+        self.allocator.free(freed)
+        return len(freed)
 
     def _keys(self, sequence: Sequence, num_tokens: int) -> NDArray[np.uint64]:
         have = len(sequence.page_keys)

@@ -45,17 +45,9 @@ def preempt(
 ) -> None:
     """Preempt one sequence and write down who decided so, why, and what it cost."""
     freed, lost = state.preempt(sequence)
-    state.note(
-        record,
-        sequence,
-        "preempted",
-        state.hooks.who["decide_preemption"],
-        reason,
-        cause=cause.value,
-        pages_freed=freed,
-        lost_tokens=lost,
-        **detail,
-    )
+    plugin = state.hooks.who["decide_preemption"]
+    figures = {"cause": cause.value, "pages_freed": freed, "lost_tokens": lost}
+    state.note(record, sequence, "preempted", plugin, reason, **figures, **detail)
 
 
 def _checked(

@@ -131,6 +131,10 @@ class PrefixCache(Protocol):
         """Drop at least `num_pages` pages of unlocked leaves, or all there are; returns those,
         int32."""
 
+    def drop(self, match: PrefixMatch) -> Pages:
+        """Drop the end of a match as far as it is unlocked and no longer path goes through it;
+        returns those pages."""
+
     def clear(self) -> Pages:
         """Drop everything unlocked."""
 

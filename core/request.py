@@ -23,7 +23,7 @@ class FinishReason(Enum):
     length = "length"  # max_tokens or max_model_len reached
     abort = "abort"  # the client went away
     capacity = "capacity"  # it cannot fit the pool, at once or when it had to grow
-    error = "error"  # a fault of the executor or of a per-request hook
+    error = "error"  # its logits held no token to draw, or a per-request hook failed
 
 
 @dataclass(frozen=True, slots=True)

@@ -54,7 +54,8 @@ class Rows:
     page_table int32 [N, max_pages], tails on page 0; context_lens int32 [N]: tokens a row holds,
     its new ones included; query_starts int32 [N + 1]: these are device tensors.
     host_context_lens, host_query_lens [N]: the lengths as integers; a graph-safe kernel reads only
-    their number, since a captured graph would keep their values."""
+    their number, since a captured graph would keep their values. beside: another kernel may run at
+    the same time, so that filling the device once is enough."""
 
     page_table: Tensor
     context_lens: Tensor
@@ -65,6 +66,7 @@ class Rows:
     num_q_heads: int
     num_kv_heads: int
     head_dim: int
+    beside: bool = False
 
 
 def load(path: str, options: Mapping[str, Any] | None = None) -> Callable[..., Any]:

@@ -71,7 +71,8 @@ class ExtendConfig:
 @dataclass(slots=True, eq=False)
 class ExtendPlan:
     """A step's rows, or those of them with min_tokens or more and fewer than below_tokens new
-    tokens. Tables are made when a layer first needs them."""
+    tokens. rounds: how many times splits may fill the device. Tables are made when a layer first
+    needs them."""
 
     query_starts: Tensor
     context_lens: Tensor
@@ -79,6 +80,7 @@ class ExtendPlan:
     num_tokens: int | None
     min_tokens: int = 1
     below_tokens: int = NO_LIMIT
+    rounds: int = 2
     tiles: dict[tuple[int, int, int], Tensor] = field(default_factory=dict)
     forms: set[Form] = field(default_factory=set)  # of arguments that were checked
 
@@ -235,8 +237,14 @@ def _extend_kernel(
 def plan_extend(rows: Rows) -> ExtendPlan:
     """Metadata for `extend`. Of the host's lengths only their sums steer it, and only speed depends
     on them."""
-    lens = rows.host_context_lens
-    return ExtendPlan(rows.query_starts, rows.context_lens, lens, sum(rows.host_query_lens))
+    lens, total = rows.host_context_lens, sum(rows.host_query_lens)
+    return ExtendPlan(rows.query_starts, rows.context_lens, lens, total, rounds=rounds_of(rows))
+
+
+def rounds_of(rows: Rows) -> int:
+    """How many times a step's programs should fill the device: a kernel that runs beside this one
+    needs room on each multiprocessor."""
+    return 1 if rows.beside else 2
 
 
 @declare(CAPABILITIES, plan=plan_extend)
@@ -345,7 +353,7 @@ def _launch(
 
 
 def _num_splits(plan: ExtendPlan, programs: int, window: int | None, device: torch.device) -> int:
-    """A power of two: as many as about fill the device twice over, none where the context is
+    """A power of two: as many as about fill the device plan.rounds times, none where the context is
     short."""
     if plan.host_context_lens is None:
         return 1
@@ -353,7 +361,7 @@ def _num_splits(plan: ExtendPlan, programs: int, window: int | None, device: tor
     longest = longest if window is None else min(longest, window)
     splits = min(
         MAX_SPLITS,
-        round(2 * num_sms(device, on_cpu=INTERPRETED_SMS) / max(programs, 1)),
+        round(plan.rounds * num_sms(device, on_cpu=INTERPRETED_SMS) / max(programs, 1)),
         longest // SPLIT_TOKENS,
     )
     return 1 << max(splits, 1).bit_length() - 1

@@ -90,7 +90,8 @@ def plan_extend(rows: Rows, config: DenseConfig | None = None) -> DensePlan:
     short = None
     if len(long) < len(pairs):
         contexts = [context for context, new in pairs if new < limit]
-        short = ExtendPlan(starts, lens, contexts, total, below_tokens=limit)
+        rounds = plain.rounds_of(rows)
+        short = ExtendPlan(starts, lens, contexts, total, below_tokens=limit, rounds=rounds)
     every = plain.plan_extend(rows)
     has_prefix = any(context > new for context, new in long)
     long_lens = [new for _, new in long]

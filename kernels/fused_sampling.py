@@ -20,8 +20,7 @@ class FusedSampling:
         self._config = config or SamplingConfig()
 
     def draw(self, logits: Tensor, columns: Mapping[str, Tensor]) -> Tensor:
-        """Tokens int64 [k] for logits float32 [k, vocab_size]; columns: the fields of
-        kernels.vocabulary.Parameters."""
+        """`kernels.sampling.draw`; columns: the fields of kernels.vocabulary.Parameters."""
         return draw(logits, Parameters(**columns), self._config)
 
     def penalise(

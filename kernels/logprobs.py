@@ -51,7 +51,8 @@ def _logprobs_kernel(
     peak, total = peak_and_sum(p_peaks, p_sums, row, LOG2E, NUM_CHUNKS, CHUNKS)
     # A row of -inf alone has no distribution: -inf for every token, and no NaN.
     none = peak == float("-inf")
-    base = tl.where(none, 0.0, peak) + tl.log(tl.where(none, 1.0, total))
+    base = tl.where(none, 0.0, peak) + tl.log(tl.where(total > 0.0, total, 1.0))
+    base = tl.where(total < float("inf"), base, float("nan"))  # a NaN or +inf among the logits
     token = tl.load(p_tokens + row)
     tl.store(p_chosen + row, clean(tl.load(p_row + token)) - base)
     o = tl.arange(0, MAXIMA)
@@ -81,7 +82,7 @@ def logprobs(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Natural log-probabilities under logits float32 [n, vocab_size]: of tokens int64 [n], float32
     [n]; and the num_top best, ids int64 and values float32 [n, num_top], best first. A masked token
-    gets -inf; nothing is NaN (a NaN logit counts as -inf). Raises ValueError."""
+    gets -inf, and every token of a row that holds a NaN or +inf gets NaN. Raises ValueError."""
     config = config or ScanConfig()
     check_logits(logits)
     rows, vocab_size = logits.shape

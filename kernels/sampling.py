@@ -11,7 +11,7 @@ unfiltered rows but for the choice among the chunks' winners; then one program a
 filtered row that program finds the threshold (kernels/threshold.py) and draws among the groups that
 hold survivors.
 
-A row of -inf alone yields token 0; a NaN counts as -inf, +inf as the largest finite number.
+A row that holds a NaN or +inf, or -inf alone, yields NO_TOKEN: there is nothing to draw from.
 """
 
 from dataclasses import dataclass, field
@@ -24,7 +24,16 @@ from torch import Tensor
 from kernels.check import check_device, require
 from kernels.jit import LOG2E
 from kernels.philox import gumbel_of_blocks, gumbel_of_tokens
-from kernels.threshold import list_groups, load_keys, search_keys, search_row, weigh_row
+from kernels.threshold import (
+    list_groups,
+    listed_groups,
+    load_groups,
+    load_keys,
+    search_keys,
+    search_row,
+    tokens_of,
+    weigh_row,
+)
 from kernels.vocabulary import (
     GROUP,
     NEG_INF_KEY,
@@ -38,6 +47,8 @@ from kernels.vocabulary import (
     settings,
     value_of,
 )
+
+NO_TOKEN: tl.constexpr = tl.constexpr(-1)
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,8 +79,9 @@ def _threshold(
     above, mass = total, total  # weight above `least`, and what top-p is a share of
     if (top_k > 0) & (top_k < VOCAB):
         least, better, held = search_row(
-            p_row, p_maxima, p_list, p_keys, top_k.to(tl.float32), 1.0 * VOCAB, least - 1, top,
-            peak, scale, True, VOCAB, GROUPS, MAXIMA, LANES, PIVOTS, STAGES, TILE, CAPACITY,
+            p_row, p_maxima, p_list, p_keys, top_k.to(tl.float32), 1.0 * VOCAB, least - 1,
+            least - 1, top, peak, scale, True, VOCAB, GROUPS, MAXIMA, LANES, PIVOTS, STAGES, TILE,
+            CAPACITY,
         )  # fmt: skip
         if top_p < 1.0:
             if held > 0:
@@ -93,7 +105,7 @@ def _threshold(
                 cut = tl.log2((1.0 - top_p) * mass / (2.0 * VOCAB)) / scale
                 bound = tl.minimum(tl.maximum(least, key_of(clean(peak + cut)) - 1), top - 1)
                 least, _more, _count = search_row(
-                    p_row, p_maxima, p_list, p_keys, target, above, bound, top, peak, scale,
+                    p_row, p_maxima, p_list, p_keys, target, above, least, bound, top, peak, scale,
                     False, VOCAB, GROUPS, MAXIMA, LANES, PIVOTS, STAGES, TILE, CAPACITY,
                 )  # fmt: skip
     return least
@@ -107,20 +119,23 @@ def _draw(
     """The token drawn among those of the listed groups whose score reaches the threshold."""
     best, token = float("-inf"), tl.zeros((), tl.int32)
     first = 0
+    # Logits are read a tile ahead, the list two, so that no load waits for another.
+    groups = listed_groups(p_list, 0, num_groups, TILE)
+    following = listed_groups(p_list, TILE, num_groups, TILE)
+    x = load_groups(p_row, groups, VOCAB)
     while first < num_groups:
-        i = first + tl.arange(0, TILE)
-        group = tl.load(p_list + i, mask=i < num_groups, other=0)
-        o = group[:, None] * GROUP + tl.arange(0, GROUP)[None, :]
-        real = (i < num_groups)[:, None] & (o < VOCAB)
-        x = clean(tl.load(p_row + o, mask=real, other=float("-inf")))
-        score = tl.div_rn(x - peak, tl.zeros_like(x) + temperature)
-        o_block = group[:, None] * (GROUP // 4) + tl.arange(0, GROUP // 4)[None, :]
+        x_following = load_groups(p_row, following, VOCAB)
+        later = listed_groups(p_list, first + 2 * TILE, num_groups, TILE)
+        o, real = tokens_of(groups, VOCAB)
+        score = tl.div_rn(clean(x) - peak, tl.zeros_like(x) + temperature)
+        o_block = groups[:, None] * (GROUP // 4) + tl.arange(0, GROUP // 4)[None, :]
         noisy = score + gumbel_of_blocks(o_block, seed, position, choice)
         noisy = tl.where(real & (score >= threshold), noisy, float("-inf"))
         winner = tl.max(tl.max(noisy, 1), 0)
         found = tl.min(tl.min(tl.where(noisy == winner, o, VOCAB), 1), 0)
         token = tl.where(winner > best, found, token)  # groups ascend: the first of equals stays
         best = tl.maximum(winner, best)
+        x, groups, following = x_following, following, later
         first += TILE
     return token
 
@@ -160,9 +175,9 @@ def _finish_kernel(
     p_row = p_logits + row * row_stride
     scale = LOG2E / temperature
     peak, total = peak_and_sum(p_peaks, p_sums, row, scale, NUM_CHUNKS, CHUNKS)
-    token = tl.zeros((), tl.int32)
+    token = tl.full((), NO_TOKEN, tl.int32)
     threshold = tl.full((), float("-inf"), tl.float32)
-    if peak > float("-inf"):
+    if (peak > float("-inf")) & (total < float("inf")):
         if filtered:
             p_maxima += row * GROUPS
             p_list += row * MAXIMA
@@ -190,7 +205,8 @@ def _finish_kernel(
 
 def draw(logits: Tensor, parameters: Parameters, config: SamplingConfig | None = None) -> Tensor:
     """Tokens int64 [n] for logits float32 [n, vocab_size] (rows may be strided), each row by its
-    own parameters. May be captured in a CUDA graph. Raises ValueError for what it cannot take."""
+    own parameters; NO_TOKEN for a row that holds a NaN or +inf, or -inf alone. May be captured in a
+    CUDA graph. Raises ValueError for what it cannot take."""
     return draw_and_thresholds(logits, parameters, config)[0]
 
 
@@ -235,6 +251,9 @@ def draw_and_thresholds(
         TILE=config.tile,
         CAPACITY=config.capacity,
         num_warps=config.num_warps,
+        # A product that a reduction adds to another lane's would be rounded once in one lane and
+        # twice in the other: the lanes would disagree on a search's target, and wait for each other.
+        enable_fp_fusion=False,
     )
     return tokens, thresholds
 

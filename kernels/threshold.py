@@ -9,9 +9,10 @@ matter. The weight above v falls as v grows, hence a search in a bracket (low, h
    search over them alone bounds the threshold from below.
 2. Groups whose maximum is above the bound hold all tokens in the bracket. If they fit, these are
    collected, and the search over them ends exactly.
-3. Otherwise passes over the row narrow the bracket, several pivots at a time, alternately evenly
-   spaced in value (quick for usual logits) and in key (ends for any), until what is left fits or is
-   one key.
+3. Otherwise passes over the row narrow the bracket, several pivots at a time, until what is left
+   fits or is one key. The first pass has its pivots around the threshold of a sample, one token of
+   each group, as far as the sample may err; most often that leaves few enough. Later ones have
+   them alternately evenly spaced in value (quick for usual logits) and in key (ends for any).
 
 Weights are summed in float32: thresholds agree with an exact sum's except where the weight above a
 token equals the target within 1e-6 of it.
@@ -24,6 +25,9 @@ from kernels.vocabulary import BOTTOM, GROUP, NEG_INF_KEY, clean, key_of, value_
 
 FANOUT: tl.constexpr = tl.constexpr(4)
 """Pivots of a search in registers: more cost comparisons, fewer cost reductions."""
+
+DEVIATIONS: tl.constexpr = tl.constexpr(4.0)
+"""Standard errors of the sample on each side of its threshold that the first pass covers."""
 
 
 @triton.jit
@@ -64,6 +68,38 @@ def list_groups(p_list, active, o):
 
 
 @triton.jit
+def _append(p_keys, key, inside, count, CAPACITY: tl.constexpr):
+    """Write the keys [R, C] that are `inside` to p_keys from place count on, in order; returns the
+    new count. Beyond CAPACITY they are counted only."""
+    ones = inside.to(tl.int32)
+    in_row = tl.sum(ones, 1)
+    place = count + (tl.cumsum(in_row, 0) - in_row)[:, None] + tl.cumsum(ones, 1) - 1
+    tl.store(p_keys + place, key, mask=inside & (place < CAPACITY))
+    return count + tl.sum(in_row, 0)
+
+
+@triton.jit
+def listed_groups(p_list, first, num_groups, TILE: tl.constexpr):
+    """Listed groups [TILE] from place `first` on, -1 past the last."""
+    i = first + tl.arange(0, TILE)
+    return tl.load(p_list + i, mask=i < num_groups, other=-1)
+
+
+@triton.jit
+def tokens_of(groups, VOCAB: tl.constexpr):
+    """Tokens [R, 32] of groups [R], and whether they are tokens."""
+    o = groups[:, None] * GROUP + tl.arange(0, GROUP)[None, :]
+    return o, (groups >= 0)[:, None] & (o < VOCAB)
+
+
+@triton.jit
+def load_groups(p_row, groups, VOCAB: tl.constexpr):
+    """Logits [R, 32] of groups [R], not cleaned; -inf where there is no token."""
+    o, real = tokens_of(groups, VOCAB)
+    return tl.load(p_row + o, mask=real, other=float("-inf"))
+
+
+@triton.jit
 def collect(
     p_row, p_list, p_keys, num_groups, low, high,
     VOCAB: tl.constexpr, TILE: tl.constexpr, CAPACITY: tl.constexpr,
@@ -71,16 +107,17 @@ def collect(
     """Write the keys in (low, high] of the listed groups to p_keys; returns their number. Beyond
     CAPACITY they are counted only."""
     count, first = 0, 0
+    # Logits are read a tile ahead, the list two, so that no load waits for another.
+    groups = listed_groups(p_list, 0, num_groups, TILE)
+    following = listed_groups(p_list, TILE, num_groups, TILE)
+    x = load_groups(p_row, groups, VOCAB)
     while first < num_groups:
-        i = first + tl.arange(0, TILE)
-        group = tl.load(p_list + i, mask=i < num_groups, other=0)
-        o = group[:, None] * GROUP + tl.arange(0, GROUP)[None, :]
-        real = (i < num_groups)[:, None] & (o < VOCAB)
-        key = key_of(clean(tl.load(p_row + o, mask=real, other=float("-inf"))))
-        inside = tl.reshape(real & (key > low) & (key <= high), [TILE * GROUP])
-        place = count + tl.cumsum(inside.to(tl.int32), 0) - 1
-        tl.store(p_keys + place, tl.reshape(key, [TILE * GROUP]), mask=inside & (place < CAPACITY))
-        count += tl.sum(inside.to(tl.int32), 0)
+        x_following = load_groups(p_row, following, VOCAB)
+        later = listed_groups(p_list, first + 2 * TILE, num_groups, TILE)
+        key = key_of(clean(x))
+        _, real = tokens_of(groups, VOCAB)
+        count = _append(p_keys, key, real & (key > low) & (key <= high), count, CAPACITY)
+        x, groups, following = x_following, following, later
         first += TILE
     tl.debug_barrier()
     return count
@@ -118,6 +155,43 @@ def _place_pivots(low, high, floor, by_value, PIVOTS: tl.constexpr):
 
 
 @triton.jit
+def _spread_pivots(first, last, PIVOTS: tl.constexpr):
+    """Keys [PIVOTS] from first to last, evenly spaced in value."""
+    part = tl.arange(0, PIVOTS).to(tl.float32) / (PIVOTS - 1)
+    bottom = value_of(tl.maximum(first, NEG_INF_KEY + 1))
+    even = key_of(bottom * (1.0 - part) + value_of(last) * part)
+    return tl.minimum(tl.maximum(even, first), last)
+
+
+@triton.jit
+def _predict(
+    p_row, target, whole, origin, low, high, peak, scale,
+    BY_COUNT: tl.constexpr, VOCAB: tl.constexpr, GROUPS: tl.constexpr, MAXIMA: tl.constexpr,
+):  # fmt: skip
+    """From a sample, one token of each group: about how many tokens the bracket (low, high] holds,
+    and between which keys the threshold should lie. whole: the weight above origin."""
+    o = tl.arange(0, MAXIMA)
+    token = o * GROUP + o % GROUP
+    real = (o < GROUPS) & (token < VOCAB)
+    x = clean(tl.load(p_row + token, mask=real, other=float("-inf")))
+    keys = tl.where(real & (key_of(x) > origin), key_of(x), BOTTOM)
+    weights = weigh_keys(keys, peak, scale, BY_COUNT)
+    held = tl.sum(((keys > low) & (keys <= high)).to(tl.int32), 0) * GROUP
+    # Of the weights above and below the threshold the sample knows the smaller one better.
+    few_above = 2.0 * target < whole
+    aim = target / GROUP
+    if not few_above:
+        aim = tl.sum(weights, 0) - (whole - target) / GROUP
+    middle, _above = search_keys(keys, weights, 0.0, aim, low, high)
+    counted = tl.where(few_above, keys > middle, keys <= middle)
+    error = DEVIATIONS * tl.sqrt(tl.sum(tl.where(counted, weights * weights, 0.0), 0))
+    error += tl.max(tl.where(keys <= middle, weights, 0.0), 0)  # where it counts next to none
+    first, _above = search_keys(keys, weights, 0.0, aim + error, low, high)
+    last, _above = search_keys(keys, weights, 0.0, aim - error, low, high)
+    return held, first, last
+
+
+@triton.jit
 def _bound_from_maxima(
     p_maxima, target, low, high, peak, scale,
     BY_COUNT: tl.constexpr, GROUPS: tl.constexpr, MAXIMA: tl.constexpr,
@@ -149,44 +223,56 @@ def load_keys(p_keys, count, peak, scale, BY_COUNT: tl.constexpr, CAPACITY: tl.c
 
 @triton.jit
 def search_row(
-    p_row, p_maxima, p_list, p_keys, target, whole, low, high, peak, scale,
+    p_row, p_maxima, p_list, p_keys, target, whole, origin, low, high, peak, scale,
     BY_COUNT: tl.constexpr, VOCAB: tl.constexpr, GROUPS: tl.constexpr, MAXIMA: tl.constexpr,
     LANES: tl.constexpr, PIVOTS: tl.constexpr, STAGES: tl.constexpr, TILE: tl.constexpr,
     CAPACITY: tl.constexpr,
 ):  # fmt: skip
     """Smallest key v in (low, high] with the weight above v below target, that weight, and how many
-    keys p_keys holds if these are all from v up, else 0. whole: at least the weight above low.
-    high: the peak's key."""
+    keys p_keys holds if these are all from v up, else 0. whole: the weight above origin, which is
+    at most low. high: the peak's key."""
     low, floor = _bound_from_maxima(
         p_maxima, target, low, high, peak, scale, BY_COUNT, GROUPS, MAXIMA
     )
     top, over, under = high, 0.0, whole
     count = tl.full((), CAPACITY + 1, tl.int32)
     num_groups = list_above(p_maxima, p_list, low, GROUPS, MAXIMA)
-    if num_groups <= CAPACITY:  # every listed group holds at least one
-        count = collect(p_row, p_list, p_keys, num_groups, low, high, VOCAB, TILE, CAPACITY)
+    first, last = low + 1, high
+    guided = num_groups > CAPACITY // 8
+    if guided:
+        held, first, last = _predict(
+            p_row, target, whole, origin, low, high, peak, scale, BY_COUNT, VOCAB, GROUPS, MAXIMA
+        )
+        guided = held > CAPACITY
+    fits = (not guided) & (num_groups <= CAPACITY)  # every listed group holds at least one
     step = 0
     while (count > CAPACITY) & (low + 1 < high):
-        pivots = _place_pivots(low, high, floor, step % 2 == 0, PIVOTS)
-        step += 1
-        above = weigh_row(
-            p_row, value_of(pivots), peak, scale, BY_COUNT, VOCAB, LANES, PIVOTS, STAGES
-        )
-        i = tl.arange(0, PIVOTS)
-        reached = tl.sum((above >= target).to(tl.int32), 0)
-        upper = tl.sum(tl.where(i == reached, pivots, 0), 0)
-        lower = tl.sum(tl.where(i == reached - 1, pivots, 0), 0)
-        over = tl.where(reached < PIVOTS, tl.sum(tl.where(i == reached, above, 0.0), 0), over)
-        under = tl.where(reached > 0, tl.sum(tl.where(i == reached - 1, above, 0.0), 0), under)
-        high = tl.where(reached < PIVOTS, upper, high)
-        low = tl.where(reached > 0, tl.minimum(lower, high), low)
-        # No token in the bracket weighs less than one at its lower end.
-        least = 1.0
-        if not BY_COUNT:
-            least = tl.exp2((value_of(tl.maximum(low, NEG_INF_KEY)) - peak) * scale)
-        if (under - over <= CAPACITY * least) & (low + 1 < high):
-            num_groups = list_above(p_maxima, p_list, low, GROUPS, MAXIMA)
+        if fits:
+            if step > 0:
+                num_groups = list_above(p_maxima, p_list, low, GROUPS, MAXIMA)
             count = collect(p_row, p_list, p_keys, num_groups, low, high, VOCAB, TILE, CAPACITY)
+            fits = count <= CAPACITY
+        else:
+            pivots = _place_pivots(low, high, floor, step % 2 == guided.to(tl.int32), PIVOTS)
+            if guided & (step == 0):
+                pivots = _spread_pivots(first, last, PIVOTS)
+            step += 1
+            above = weigh_row(
+                p_row, value_of(pivots), peak, scale, BY_COUNT, VOCAB, LANES, PIVOTS, STAGES
+            )
+            i = tl.arange(0, PIVOTS)
+            reached = tl.sum((above >= target).to(tl.int32), 0)
+            upper = tl.sum(tl.where(i == reached, pivots, 0), 0)
+            lower = tl.sum(tl.where(i == reached - 1, pivots, 0), 0)
+            over = tl.where(reached < PIVOTS, tl.sum(tl.where(i == reached, above, 0.0), 0), over)
+            under = tl.where(reached > 0, tl.sum(tl.where(i == reached - 1, above, 0.0), 0), under)
+            high = tl.where(reached < PIVOTS, upper, high)
+            low = tl.where(reached > 0, tl.minimum(lower, high), low)
+            # No token in the bracket weighs less than one at its lower end.
+            least = 1.0
+            if not BY_COUNT:
+                least = tl.exp2((value_of(tl.maximum(low, NEG_INF_KEY)) - peak) * scale)
+            fits = under - over <= CAPACITY * least
     held = 0
     if count <= CAPACITY:
         keys, weights = load_keys(p_keys, count, peak, scale, BY_COUNT, CAPACITY)

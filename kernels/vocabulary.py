@@ -1,7 +1,8 @@
 """What sampling and log-probabilities share: a row of logits as ordered keys, in groups of 32.
 
 Order. A logit is compared through its key, an int32 in the order of floats; -0 and 0 have one key.
-A NaN counts as -inf, and +inf as the largest finite number, so that no difference is a NaN.
+A NaN counts as -inf, and +inf as the largest finite number, so that peaks and keys are in order;
+only the sum of exponentials keeps them: it is finite if and only if all logits are, or -inf.
 
 Groups. One pass over the row (`scan`) writes the maximum of each group of 32 tokens, and per chunk
 the maximum and the sum of exponentials. The few largest tokens are then found by looking into the
@@ -134,8 +135,7 @@ def _scan_kernel(
     o_group = chunk * GROUPS + tl.arange(0, GROUPS)
     o = o_group[:, None] * GROUP + tl.arange(0, GROUP)[None, :]
     x = tl.load(p_logits + row * row_stride + o, mask=o < VOCAB, other=float("-inf"))
-    x = clean(x)
-    maxima = tl.max(x, 1)
+    maxima = clean(tl.max(x, 1))
     tl.store(p_maxima + row * num_chunks * GROUPS + o_group, maxima)
     peak = tl.max(maxima, 0)
     # A chunk of -inf alone: every difference from 0 is -inf, and so is every exponent.

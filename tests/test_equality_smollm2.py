@@ -1,4 +1,4 @@
-"""The embedded model on 16 real prompts equals transformers.generate in every combination."""
+"""The embedded model on 16 real prompts equals transformers.generate, whatever the engine does."""
 
 from functools import cache
 from typing import Any
@@ -10,7 +10,7 @@ from core.queries import ModelQuery
 from plugins.model.smollm2 import SmolLM2
 from plugins.model.smollm2_files import model_folder
 from plugins.workload.prompts import Prompts
-from tests.test_equality import MATRIX, generate, make, preemptions
+from tests.test_equality import PAIRS, generate, make, preemptions
 
 
 @cache
@@ -36,7 +36,7 @@ def smollm2() -> tuple[Any, list[list[int]], list[list[int]]]:
     return model, prompts, expected
 
 
-@pytest.mark.parametrize(("batching", "page_size", "cache_name", "pressure"), MATRIX)
+@pytest.mark.parametrize(("batching", "page_size", "cache_name", "pressure"), PAIRS)
 def test_smollm2_real_prompts_equal_transformers(batching, page_size, cache_name, pressure):
     model, prompts, expected = smollm2()
     pool = 400 if pressure == "scarce" else 4096

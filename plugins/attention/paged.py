@@ -56,6 +56,7 @@ class Part:
     num_q_heads: int
     num_kv_heads: int
     head_dim: int
+    beside: bool  # the other kernel's rows may be served at the same time
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -186,6 +187,7 @@ class PagedBackend:
             num_q_heads=self._query.num_q_heads,
             num_kv_heads=self._query.num_kv_heads,
             head_dim=self._query.head_dim,
+            beside=end - begin < len(batch.host_query_lens),
         )
         planner = getattr(kernel, "plan", None)
         plan = {} if planner is None else {"plan": planner(rows)}

@@ -75,6 +75,10 @@ class EmptyCache:
         """No page."""
         return _no_pages()
 
+    def drop(self, match: PrefixMatch) -> Pages:
+        """No page."""
+        return _no_pages()
+
     def clear(self) -> Pages:
         """No page."""
         return _no_pages()

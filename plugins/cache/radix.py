@@ -70,12 +70,7 @@ class RadixTree:
     def lock(self, match: PrefixMatch) -> Handle:
         """Count a hit on every node of the match and keep them from eviction. Raises InvariantError
         for a match made before the tree last changed."""
-        if not isinstance(match, Match) or match.version != self._version:
-            raise InvariantError(
-                f"match must be of the tree's present version {self._version}, got {match!r}:"
-                " match again"
-            )
-        node, num_pages = match.node, len(match.pages)
+        node, num_pages = self._fresh(match).node, len(match.pages)
         if node is not None and num_pages < node.depth_pages:
             node = self._split(node, num_pages - (node.depth_pages - node.num_pages))
         handle = self._hold(node)
@@ -154,6 +149,23 @@ class RadixTree:
             wanted -= count
         return np.concatenate(dropped)
 
+    def drop(self, match: PrefixMatch) -> Pages:
+        """Drop nodes from the end of a match upwards while they are unlocked leaves; returns their
+        pages, int32. Raises InvariantError for a match made before the tree last changed."""
+        node = self._fresh(match).node
+        if node is not None and node.depth_pages > len(match.pages):
+            node = None  # a longer path goes through its last node
+        dropped = [np.empty(0, np.int32)]
+        while node is not None and node.evictable:
+            leaf, node = node, node.parent
+            self._withdraw(leaf)
+            self._remove(leaf)
+            dropped.append(leaf.pages)
+            self.num_pages -= leaf.num_pages
+            self.num_evictable -= leaf.num_pages
+            self._version += 1
+        return np.concatenate(dropped)
+
     def clear(self) -> Pages:
         """Drop everything unlocked."""
         return self.evict(self.num_evictable)
@@ -162,6 +174,14 @@ class RadixTree:
         """Recompute links, totals, locks and evictable leaves; raises InvariantError on a
         difference. Linear in the tree and the live handles."""
         check_tree(self._roots.values(), self._handles, self.num_pages, self.num_evictable)
+
+    def _fresh(self, match: PrefixMatch) -> Match:
+        if not isinstance(match, Match) or match.version != self._version:
+            raise InvariantError(
+                f"match must be of the tree's present version {self._version}, got {match!r}:"
+                " match again"
+            )
+        return match
 
     def _walk(self, keys: Keys, asked: PageRun, namespace: str) -> list[tuple[Node, int]]:
         """(node, pages of it that match), top down; only the last may match in part."""

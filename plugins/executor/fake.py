@@ -32,7 +32,8 @@ class Fake:
 
     vocab_size, max_model_len, end_token_ids: what it claims of its model. step_s, token_s:
     simulated seconds of a launch, fixed and for each token. end_at: request seed -> output position
-    of its first end token. check: verify every launch (linear in the context read; off for timing
+    of its first end token. fail_at: request seed -> output position at which its logits hold no
+    token. check: verify every launch (linear in the context read; off for timing
     the planner)."""
 
     def __init__(
@@ -43,6 +44,7 @@ class Fake:
         step_s: float = 0.01,
         token_s: float = 0.0001,
         end_at: Mapping[int, int] | None = None,
+        fail_at: Mapping[int, int] | None = None,
         check: bool = True,
     ) -> None:
         require(vocab_size >= 2, "executor.vocab_size", ">= 2", vocab_size)
@@ -59,6 +61,7 @@ class Fake:
         self.end_token_ids = tuple(end_token_ids)
         self.step_s = step_s
         self.token_s = token_s
+        self.fail_at = dict(fail_at or {})
         self.check = check
         self.script = Script(vocab_size, self.end_token_ids, end_at or {})
 
@@ -143,6 +146,7 @@ class FakeExecutor:
         self.num_launches += 1
         self.num_tokens += num_tokens
         result = self._result(launch, rows, sampled_rows, tokens)
+        result.errors.update(self._errors(launch, rows, positions))
         self._pending.append(Pending(rows, sampled_rows, result))
 
     def collect(self) -> LaunchResult:
@@ -212,6 +216,14 @@ class FakeExecutor:
                 entries = [self._uniform(token, num_top) for token in scored.tolist()]
                 result.prompt_logprobs[index] = entries
         return result
+
+    def _errors(self, launch: Launch, rows: Int64, positions: Int64) -> dict[int, str]:
+        if not self._plugin.fail_at:
+            return {}
+        sampled = np.flatnonzero(launch.samples)
+        wanted = [self._plugin.fail_at.get(seed) for seed in self._seeds[rows[sampled]].tolist()]
+        fails = zip(sampled.tolist(), positions.tolist(), wanted, strict=True)
+        return {index: "logits are not finite" for index, at, fail in fails if at == fail}
 
     def _params(self, row: int) -> SamplingParams:
         setup = self._rows[row]

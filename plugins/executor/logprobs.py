@@ -35,8 +35,8 @@ class Entries:
 def score(
     logits: Tensor, tokens: Tensor, num_top: int, kernels: SamplingKernels | None = None
 ) -> Entries:
-    """Entries for tokens int64 [n] under logits float32 [n, vocab_size]; a masked token gets -inf
-    and nothing is NaN."""
+    """Entries for tokens int64 [n] under logits float32 [n, vocab_size]; a masked token gets -inf,
+    and every token of a row that holds a NaN or +inf gets NaN."""
     if kernels is not None:
         return Entries(*map(download, kernels.score(logits, tokens, num_top)))
     parts = [
@@ -49,7 +49,8 @@ def score(
 
 def _score(logits: Tensor, tokens: Tensor, num_top: int) -> tuple[Tensor, Tensor, Tensor]:
     # A row with every token masked has no distribution: log_softmax yields NaN, -inf is the answer.
-    logprobs = logits.log_softmax(-1).masked_fill_(logits == -torch.inf, -torch.inf)
+    masked = logits.amax(-1, keepdim=True) == -torch.inf
+    logprobs = logits.log_softmax(-1).masked_fill_(masked, -torch.inf)
     chosen = logprobs.gather(1, tokens.unsqueeze(1)).squeeze(1)
     best = logprobs.topk(num_top, dim=-1)
     return chosen, best.indices, best.values

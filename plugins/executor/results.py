@@ -1,16 +1,18 @@
 """Results of a launch between the device and the host."""
 
 from dataclasses import dataclass
+from math import isnan
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from core.clock import Clock
 from core.launch import LaunchResult, TokenLogprobs
 from plugins.executor.logprobs import Entries
 from plugins.executor.packing import PromptScores
-from plugins.executor.sampler import SamplePlan
+from plugins.executor.sampler import NO_TOKEN, SamplePlan
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -18,11 +20,14 @@ class InFlight:
     """A launch whose results the host has not read. Host tensors are filled once `event` has
     passed.
 
-    finished_s: when it was done, known at once where there is no device to wait for.
+    sampled: launch row of each token, int64 [k]. fault: what is said of a row whose logits hold no
+    token. finished_s: when it was done, known at once where there is no device to wait for.
     """
 
     launch_id: int
     tokens: Tensor
+    sampled: NDArray[np.int64]
+    fault: str
     samples: SamplePlan
     logprobs: Entries | None
     scores: PromptScores | None
@@ -34,26 +39,33 @@ class InFlight:
         """The results, waiting for the device if there is one."""
         if self.event is not None:
             self.event.synchronize()
+        tokens = self.tokens.numpy().astype(np.int32)
+        errors = dict.fromkeys(self.sampled[tokens == NO_TOKEN].tolist(), self.fault)
         logprobs: dict[int, TokenLogprobs] = {}
         if self.logprobs is not None:
             entries = self.logprobs.to_host(self.samples.num_logprobs.tolist())
             logprobs = dict(zip(self.samples.asked.tolist(), entries, strict=True))
         return LaunchResult(
             launch_id=self.launch_id,
-            tokens=self.tokens.numpy().astype(np.int32),
+            tokens=tokens,
             finished_s=clock.now() if self.finished_s is None else self.finished_s,
+            errors=errors,
             logprobs=logprobs,
-            prompt_logprobs=self._prompt_logprobs(),
+            prompt_logprobs=self._prompt_logprobs(errors),
         )
 
-    def _prompt_logprobs(self) -> dict[int, list[TokenLogprobs]]:
+    def _prompt_logprobs(self, errors: dict[int, str]) -> dict[int, list[TokenLogprobs]]:
+        """The scores of each row that asked; a row with one that is NaN joins the errors."""
         scores = self.scores
         if scores is None or self.score_entries is None:
             return {}
         entries = iter(
             self.score_entries.to_host(np.repeat(scores.num_top, scores.num_tokens).tolist())
         )
-        return {
+        scored = {
             row: [next(entries) for _ in range(count)]
             for row, count in zip(scores.rows, scores.num_tokens, strict=True)
         }
+        failed = (row for row, own in scored.items() if any(isnan(one.logprob) for one in own))
+        errors |= dict.fromkeys(failed, self.fault)
+        return scored

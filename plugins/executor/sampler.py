@@ -2,10 +2,11 @@
 
 Order: penalties, biases and minimum-token masks change the logits (log-probabilities are of these);
 then temperature, top-k, top-p and min-p; then the Gumbel-max draw, argmax(score + noise), which
-equals a draw from the softmax of the scores. Greedy rows take a plain argmax; only rows that draw
-spend random numbers, and a filtered row on a CPU only for the tokens that survive, which changes no
-draw. Kernels named in the config (plugins/executor/sampling.py) do the same for all rows at
-once."""
+equals a draw from the softmax of the scores. A row whose largest logit is NaN or infinite (a NaN
+anywhere, +inf, or every token masked) yields NO_TOKEN. Greedy rows take a plain argmax; only rows
+that draw spend random numbers, and a filtered row on a CPU only for the tokens that survive, which
+changes no draw. Kernels named in the config (plugins/executor/sampling.py) do the same for all
+rows at once."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -25,6 +26,8 @@ from plugins.executor.sampling import SamplingKernels
 Int64 = NDArray[np.int64]
 COLUMNS = ("temperature", "top_k", "top_p", "min_p_log", "seed", "position", "choice")
 """A row's parameters, as kernels take them."""
+NO_TOKEN = -1
+"""Drawn for a row without a finite maximum: a mark on its way from the device to the host."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -46,7 +49,7 @@ class SamplePlan:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Samples:
-    """tokens int64 [k] on the device; logprobs of the rows that asked, or None."""
+    """tokens int64 [k] on the device, or NO_TOKEN; logprobs of the rows that asked, or None."""
 
     tokens: Tensor
     logprobs: Entries | None
@@ -113,19 +116,22 @@ def sample(
         return _sample_by_kernels(logits, plan, inputs, penalties, kernels)
     logits = _adjusted(logits, plan, inputs, penalties)
     if 0 < plan.num_random == plan.num_rows:
-        tokens = _draw(logits, plan, inputs)
+        peak = logits.amax(-1)
+        tokens = _draw(logits, peak, plan, inputs)
     else:
-        tokens = logits.argmax(-1)
+        tokens = logits.argmax(-1)  # the place of a NaN, if there is one
+        peak = logits.gather(1, tokens.unsqueeze(1)).squeeze(1)
         if plan.num_random:
             drawing = inputs["random"]
-            tokens[drawing] = _draw(logits[drawing], plan, inputs)
+            tokens[drawing] = _draw(logits[drawing], peak[drawing], plan, inputs)
     if plan.num_penalised:
         penalised = inputs["penalised"]
         penalties.count(inputs["sampled_rows"][penalised], tokens[penalised])
-    if not len(plan.asked):
-        return Samples(tokens, None)
-    asked = inputs["asked"]
-    return Samples(tokens, score(logits[asked], tokens[asked], int(plan.num_logprobs.max())))
+    entries = None
+    if len(plan.asked):
+        asked = inputs["asked"]
+        entries = score(logits[asked], tokens[asked], int(plan.num_logprobs.max()))
+    return Samples(torch.where(peak.abs() < torch.inf, tokens, NO_TOKEN), entries)
 
 
 def _columns(rows: SamplingRows, row_ids: Int64, positions: Int64) -> dict[str, NDArray[Any]]:
@@ -157,12 +163,13 @@ def _sample_by_kernels(
         kernels.edit(logits, inputs["edit_at"], inputs["edit_token"], inputs["edit_value"])
     tokens = kernels.draw(logits, {name: inputs[name] for name in COLUMNS})
     if plan.num_penalised:
-        kernels.count(penalties.tables()[0], inputs["penalised"], rows, tokens)
+        outputs, _ = penalties.tables()
+        kernels.count(outputs, inputs["penalised"], rows, tokens.clamp(min=0))
     if not len(plan.asked):
         return Samples(tokens, None)
     asked = inputs["asked"]
     num_top = int(plan.num_logprobs.max())
-    return Samples(tokens, score(logits[asked], tokens[asked], num_top, kernels))
+    return Samples(tokens, score(logits[asked], tokens[asked].clamp(min=0), num_top, kernels))
 
 
 def _filter_arrays(rows: SamplingRows, drawing: Int64) -> tuple[dict[str, NDArray[Any]], int]:
@@ -203,11 +210,12 @@ def _adjusted(
     return logits
 
 
-def _draw(logits: Tensor, plan: SamplePlan, inputs: dict[str, Tensor]) -> Tensor:
-    """Tokens int64 [r] for the drawing rows' logits float32 [r, vocab_size]."""
-    # The largest becomes 0, so no temperature can overflow; a row of -inf only must not become NaN.
-    peak = logits.amax(-1, keepdim=True).clamp_(min=torch.finfo(torch.float32).min)
-    scores = (logits - peak) / inputs["temperature"].to(torch.float32).unsqueeze(1)
+def _draw(logits: Tensor, peak: Tensor, plan: SamplePlan, inputs: dict[str, Tensor]) -> Tensor:
+    """Tokens int64 [r] for the drawing rows' logits float32 [r, vocab_size]; peak [r]: the
+    largest."""
+    # The largest becomes 0, so no temperature can overflow.
+    scores = logits - peak.unsqueeze(1)
+    scores /= inputs["temperature"].to(torch.float32).unsqueeze(1)
     keys = inputs["seed"], inputs["position"], inputs["choice"]
     if "min_p_log" not in inputs:
         return scores.add_(gumbel_rows(*keys, scores.shape[1])).argmax(-1)

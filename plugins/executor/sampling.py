@@ -10,8 +10,9 @@ class SamplingKernels(Protocol):
     """Kernels for k rows of logits float32 [k, vocab_size]. None of them waits for the device."""
 
     def draw(self, logits: Tensor, columns: Mapping[str, Tensor]) -> Tensor:
-        """Tokens int64 [k]. columns [k]: temperature (0 = greedy), top_k (0 or >= vocab_size =
-        off), top_p (>= 1 = off), min_p_log (-inf = off), and the noise's seed, position, choice."""
+        """Tokens int64 [k], -1 for a row that holds a NaN or +inf, or -inf alone. columns [k]:
+        temperature (0 = greedy), top_k (0 or >= vocab_size = off), top_p (>= 1 = off), min_p_log
+        (-inf = off), and the noise's seed, position, choice."""
 
     def penalise(
         self,
@@ -33,7 +34,8 @@ class SamplingKernels(Protocol):
 
     def score(self, logits: Tensor, tokens: Tensor, num_top: int) -> tuple[Tensor, Tensor, Tensor]:
         """Log-probabilities of tokens int64 [k], and ids int64 and log-probabilities [k, num_top]
-        of the best, best first; a masked token gets -inf and nothing is NaN."""
+        of the best, best first; a masked token gets -inf, and every token of a row that holds a NaN
+        or +inf gets NaN."""
 
     def describe(self) -> dict[str, Any]:
         """Name and launch parameters, for the manifest."""

@@ -117,6 +117,14 @@ class TorchExecutor:
         self._clock: Clock = query.clock
         self._state: DeviceState | None = None
         self._in_flight: deque[InFlight] = deque()
+        self._side: torch.cuda.Stream | None = None
+        if self.device.type == "cuda":
+            self._side = torch.cuda.Stream(self.device)  # type: ignore[no-untyped-call]
+        self._fault = (
+            "logits must be finite but for masked tokens, with one left; got NaN, +inf or -inf"
+            f" alone (model {_name(model.dtype)}, KV {_name(dtype)}; is either narrower than the"
+            " weights were trained in?)"
+        )
 
     @property
     def tokenizer(self) -> Any | None:
@@ -167,7 +175,7 @@ class TorchExecutor:
         samples = plan_samples(state.rows, *sampled, for_kernels=self._sampling is not None)
         inputs = upload(packed.arrays | samples.arrays, self.device)
         logits = self._forward(launch, packed, inputs)
-        self._finish(launch.launch_id, packed, samples, inputs, logits)
+        self._finish(launch, packed, samples, inputs, logits)
 
     def collect(self) -> LaunchResult:
         """Wait for the oldest launch. Raises InvariantError if there is none."""
@@ -229,13 +237,14 @@ class TorchExecutor:
             page_size=pool.page_size,
         )
         plan = state.backend.plan(batch)
-        attend = LaunchAttention(pool, state.backend, step.slots, plan, launch.num_decode_rows)
+        split = launch.num_decode_rows
+        attend = LaunchAttention(pool, state.backend, step.slots, plan, split, self._side)
         logits: Tensor = self.model.forward(token_ids, positions, attend, inputs["logits_rows"])
         return logits[:, : self.vocab_size]  # padding of the head is never scored or sampled
 
     def _finish(
         self,
-        launch_id: int,
+        launch: Launch,
         packed: PackedLaunch,
         samples: SamplePlan,
         inputs: dict[str, Tensor],
@@ -245,7 +254,8 @@ class TorchExecutor:
         state, scores = self._prepared(), packed.scores
         first, kernels = logits[: samples.num_rows], self._sampling
         drawn = sample(first, samples, inputs, state.penalties, kernels)
-        state.pool.last_tokens[inputs["sampled_rows"]] = drawn.tokens
+        # The next launch may read a row's mark as a token before the host knows that it failed.
+        state.pool.last_tokens[inputs["sampled_rows"]] = drawn.tokens.clamp(min=0)
         entries = None
         if scores is not None:
             rest = logits[samples.num_rows :]
@@ -257,7 +267,18 @@ class TorchExecutor:
             event.record()
         done_s = self._clock.now() if event is None else None
         self._in_flight.append(
-            InFlight(launch_id, tokens, samples, drawn.logprobs, scores, entries, event, done_s)
+            InFlight(
+                launch_id=launch.launch_id,
+                tokens=tokens,
+                sampled=np.flatnonzero(launch.samples),
+                fault=self._fault,
+                samples=samples,
+                logprobs=drawn.logprobs,
+                scores=scores,
+                score_entries=entries,
+                event=event,
+                finished_s=done_s,
+            )
         )
 
 

@@ -106,6 +106,7 @@ def _requests(records: list[RequestRecord]) -> dict[str, Any]:
         "completed": sum(reasons[name] for name in COMPLETED),
         "unfinished": len(records) - reasons.total(),
         "finish_reasons": {reason.value: reasons[reason.value] for reason in FinishReason},
+        "first_error": next((r.error for r in records if r.error), None),
     }
 
 

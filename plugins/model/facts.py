@@ -1,6 +1,7 @@
 """What a model knows about itself beside its arithmetic: name, limits, end tokens, tokenizer."""
 
 import json
+import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -55,13 +56,20 @@ def model_length(limit: int, wanted: int | None) -> int:
 
 def resolve_dtype(wanted: str, config: Mapping[str, Any], device: torch.device) -> torch.dtype:
     """`auto` is float32 on a CPU; elsewhere the checkpoint's half precision, bfloat16 for a float32
-    one."""
+    one. Warns of float16 for a bfloat16 checkpoint, whose values may be beyond its range."""
+    saved = str(config.get("dtype") or config.get("torch_dtype")).removeprefix("torch.")
     if wanted == "auto":
-        saved = str(config.get("dtype") or config.get("torch_dtype")).removeprefix("torch.")
         half = saved if saved in ("float16", "bfloat16") else "bfloat16"
         wanted = "float32" if device.type == "cpu" else half
     if wanted not in DTYPES:
         raise ConfigError(f"model.dtype must be auto or one of {', '.join(DTYPES)}, got {wanted!r}")
+    if (saved, wanted) == ("bfloat16", "float16"):
+        warnings.warn(
+            "model.dtype should be bfloat16 or float32 for a bfloat16 checkpoint, got 'float16':"
+            " values beyond 65504 become infinite and requests may fail with logits that are not"
+            " finite",
+            stacklevel=2,
+        )
     dtype = getattr(torch, wanted)
     assert isinstance(dtype, torch.dtype)
     return dtype

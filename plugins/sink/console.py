@@ -66,6 +66,8 @@ class ConsoleSink:
         show(_latencies(summary["latency"]))
         if self._show_plugins and summary.get("plugins"):
             show(_plugins(summary["plugins"]))
+        if summary["requests"].get("first_error"):
+            show(f"[red]first error:[/] {escape(summary['requests']['first_error'])}")
         show(f"run folder: {escape(str(self._folder))}", highlight=False, soft_wrap=True)
 
 

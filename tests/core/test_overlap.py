@@ -22,6 +22,7 @@ from plugins.preemption.last_admitted import LastAdmitted
 from plugins.preemption.priority import PreemptLowestPriority
 from plugins.preemption.random_victim import RandomVictim
 from tests.engine_harness import VOCAB, make_engine
+from tests.pairwise import pairwise
 
 VICTIMS = {
     "last_admitted": {},
@@ -65,11 +66,12 @@ def play(engine: Engine, batch: list[Request]) -> list[tuple[object, ...]]:
     return decisions
 
 
-@pytest.mark.parametrize("victims", VICTIMS)
-@pytest.mark.parametrize("batching", [Chunked(slice_tokens=32), PrefillFirst()])
-@pytest.mark.parametrize(("cache", "page_size"), [(Radix, 16), (NoCache, 1)])
-def test_overlap_forced_lengths_same_decisions(victims, batching, cache, page_size):
-    plugins = VICTIMS[victims]
+@pytest.mark.parametrize(
+    ("victims", "batching", "memory"),
+    pairwise(VICTIMS, [Chunked(slice_tokens=32), PrefillFirst()], [(Radix, 16), (NoCache, 1)]),
+)
+def test_overlap_forced_lengths_same_decisions(victims, batching, memory):
+    plugins, (cache, page_size) = VICTIMS[victims], memory
     runs = [
         play(
             make_engine(

@@ -27,6 +27,7 @@ from tests.engine_harness import VOCAB, check_ended_once, check_idle, make_engin
 
 END_TOKENS = tuple(range(20))
 STREAMS = Fake(vocab_size=VOCAB, end_token_ids=END_TOKENS)
+FAIL_AT = {1000 + position: position for position in range(12)}  # request seed -> output position
 
 
 class ForcePreemption:
@@ -88,7 +89,9 @@ class EngineMachine(RuleBasedStateMachine):
             cache=cache(),
             batching=batching,
             preemption=preemption,
-            executor=Fake(vocab_size=VOCAB, max_model_len=200, end_token_ids=END_TOKENS),
+            executor=Fake(
+                vocab_size=VOCAB, max_model_len=200, end_token_ids=END_TOKENS, fail_at=FAIL_AT
+            ),
             plugins={"force": self.force},
         )
         self.requests: dict[str, Request] = {}
@@ -105,14 +108,15 @@ class EngineMachine(RuleBasedStateMachine):
         priority=st.integers(0, 2),
         forced=st.sampled_from([None, None, 3]),
         cache=st.sampled_from([True, True, False]),
+        seed=st.sampled_from([None, None, None, *FAIL_AT]),
     )
     def submit(
-        self, length, shared, output, choices, ignore_eos, namespace, priority, forced, cache
+        self, length, shared, output, choices, ignore_eos, namespace, priority, forced, cache, seed
     ):
         name = f"r{len(self.requests)}"
         prompt = np.random.default_rng(len(self.requests)).integers(1, VOCAB, length)
         prompt[:shared] = 5
-        params = SamplingParams(max_tokens=output, n=choices, ignore_eos=ignore_eos)
+        params = SamplingParams(max_tokens=output, n=choices, ignore_eos=ignore_eos, seed=seed)
         request = Request(
             name,
             prompt.astype(np.int32),
@@ -187,8 +191,14 @@ class EngineMachine(RuleBasedStateMachine):
             assert len(entry.times_s) == len(entry.steps) == len(tokens)
             if entry.finish_reason == FinishReason.stop.value:
                 assert tokens[-1] in END_TOKENS
+            if request.params.seed in FAIL_AT:
+                assert len(tokens) <= FAIL_AT[request.params.seed]
         if record.finish_reason == FinishReason.abort.value:
             assert record.request_id in self.aborted
+        if record.finish_reason == FinishReason.error.value:
+            assert request.params.seed in FAIL_AT
+            assert record.error
+            assert max(len(c.token_ids) for c in record.choices) == FAIL_AT[request.params.seed]
 
 
 EngineMachine.TestCase.settings = settings(

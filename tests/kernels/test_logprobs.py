@@ -1,5 +1,6 @@
 """Log-probabilities by kernels, beside torch's log_softmax and topk."""
 
+import numpy as np
 import pytest
 import torch
 
@@ -46,6 +47,22 @@ def test_masked_tokens_get_minus_infinity_and_nothing_is_nan():
     assert values[0, :2].tolist() == pytest.approx([-0.6931472] * 2)
     assert torch.isneginf(values[0, 2:]).all()
     assert torch.isneginf(values[1]).all()
+
+
+@pytest.mark.filterwarnings("ignore:All-NaN slice encountered")  # of the interpreter
+def test_a_row_that_is_not_finite_has_nan_for_every_token():
+    logits = random_logits(5, 290)
+    logits[0, 289] = torch.nan
+    logits[1, 3] = torch.inf
+    logits[2] = torch.nan
+    logits[3, 7] = torch.inf
+    logits[3, 8] = -torch.inf
+    expected = logits[4].log_softmax(-1)
+    with np.errstate(over="ignore", invalid="ignore"):
+        chosen, _, values = entries(logits, [0, 0, 0, 8, 0], 4)
+    assert chosen[:4].isnan().all()
+    assert values[:4].isnan().all()
+    assert chosen[4] == pytest.approx(expected[0].item(), abs=1e-5)
 
 
 def test_more_entries_than_tokens_are_refused():

@@ -97,6 +97,17 @@ class Pair:
         dropped = self.tree.evict(num_pages)
         assert sorted(dropped.tolist()) == sorted(expected)
 
+    def drop(self, path, namespace):
+        """The end of the match, up to the first page that a lock or a longer path needs."""
+        found, prefixes = self.match(path, namespace)
+        expected = []
+        for prefix in reversed(prefixes):
+            needed = {other[:-1] for other in self.entries}
+            if self.entries[prefix].locks or prefix in needed:
+                break
+            expected.append(self.entries.pop(prefix).page)
+        assert sorted(self.tree.drop(found).tolist()) == sorted(expected)
+
     def check(self, deep=True):
         if deep:
             self.tree.check()
@@ -177,6 +188,10 @@ class RadixMachine(RuleBasedStateMachine):
     def evict(self, num_pages):
         self.pair.evict(num_pages)
 
+    @rule(path=PATHS, namespace=SPACES)
+    def drop(self, path, namespace):
+        self.pair.drop(path, namespace)
+
     @invariant()
     def agrees(self):
         self.pair.check()
@@ -196,13 +211,15 @@ def test_ten_thousand_random_operations_agree_with_the_model_k06():
         path = tuple(random.integers(0, 3, random.integers(0, 8)).tolist())
         namespace = NAMESPACES[random.integers(2)]
         which = int(random.integers(1000))
-        move = random.integers(6)
+        move = random.integers(7)
         if move == 0:
             pair.insert(path, namespace)
         elif move == 1:
             pair.lock(path, namespace)
         elif move == 2:
             pair.evict(int(random.integers(0, 30)))
+        elif move == 6:
+            pair.drop(path, namespace)
         elif not pair.held:
             continue
         elif move == 3:

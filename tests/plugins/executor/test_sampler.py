@@ -1,6 +1,8 @@
 """Sampling by hand-made logits: filters, penalties, edits, log-probabilities and independent
 rows."""
 
+import itertools
+
 import numpy as np
 import pytest
 import torch
@@ -10,7 +12,7 @@ from core.launch import RowSetup
 from core.request import SamplingParams
 from plugins.executor.penalties import PenaltyCounts
 from plugins.executor.rows import SamplingRows
-from plugins.executor.sampler import plan_samples, sample
+from plugins.executor.sampler import NO_TOKEN, plan_samples, sample
 from plugins.executor.upload import upload
 
 CPU = torch.device("cpu")
@@ -257,6 +259,36 @@ def test_masked_logprobs_are_minus_infinity_and_never_nan():
     every = Rows(2).set(0, params).sample(torch.zeros(1, 2), [0])
     entry = every.logprobs.to_host([2])[0]
     assert np.isneginf([entry.logprob, *entry.top_logprobs]).all()
+
+
+@pytest.mark.parametrize("value", [torch.nan, torch.inf, -torch.inf])
+def test_a_row_that_is_not_finite_yields_no_token_and_others_theirs(value):
+    makes = [
+        SamplingParams(temperature=0, logprobs=2),
+        SamplingParams(temperature=0.7, frequency_penalty=0.5, logprobs=2),
+        SamplingParams(top_k=5, top_p=0.9),
+        SamplingParams(top_p=0.9, min_p=0.01, logit_bias={3: 1.0}),
+    ]
+    logits = random_logits(4, 50)
+    for kinds in (makes, makes[1:]):  # with a greedy row, and rows that all draw
+        rows = range(len(kinds))
+        places = [slice(50)] if value == -torch.inf else [0, 49, slice(50)]
+        for broken, place in itertools.product(rows, places):
+            states = [Rows(50), Rows(50)]
+            for row, params in enumerate(kinds):
+                for state in states:
+                    state.set(row, params, seed=row)
+            wrong = logits[: len(kinds)].clone()
+            wrong[broken, place] = value
+            expected = states[0].tokens(logits[: len(kinds)], list(rows))
+            samples = states[1].sample(wrong, list(rows))
+            expected[broken] = NO_TOKEN
+            assert samples.tokens.tolist() == expected
+            asked = [params.logprobs is not None for params in kinds]
+            for row, entry in zip(
+                np.flatnonzero(asked), samples.logprobs.to_host([2, 2]), strict=False
+            ):
+                assert np.isfinite(entry.logprob) == (row != broken)
 
 
 @pytest.mark.parametrize(

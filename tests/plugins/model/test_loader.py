@@ -152,6 +152,11 @@ def test_dtype_auto_follows_device_and_checkpoint(
     assert resolve_dtype(wanted, {key: saved}, torch.device(device)) == expected
 
 
+def test_float16_for_a_bfloat16_checkpoint_is_warned_about() -> None:
+    with pytest.warns(UserWarning, match=r"model\.dtype should be .*, got 'float16'"):
+        assert resolve_dtype("float16", {"dtype": "bfloat16"}, torch.device("cpu")) == torch.float16
+
+
 def test_weights_are_converted_to_the_wanted_dtype(tmp_path: Path) -> None:
     save_tiny("qwen3", tmp_path)
     model = load(tmp_path, dtype="bfloat16")

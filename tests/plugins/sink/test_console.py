@@ -28,6 +28,7 @@ def test_table_names_results_and_who_decided(
         "wasted slots, internal",
         "2 of 3 completed",
         "length 2, capacity 1",
+        "first error: ",
         "decide_preemption",
         str(tmp_path),
     ):
