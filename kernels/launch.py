@@ -10,6 +10,7 @@ from functools import cache
 from typing import Any
 
 import torch
+from torch import Tensor
 from triton import knobs
 from triton.runtime.jit import JITFunction
 
@@ -65,6 +66,17 @@ class Launcher:
             names = self._kernel.arg_names[len(arguments) :]
             assert list(constants) == names, f"constants in the order {names}"
             self._compiled[key] = (compiled, tuple(constants.values()), torch.cuda.current_device())
+
+
+def form_of(*tensors: Tensor | None) -> tuple[Any, ...]:
+    """What a key needs of tensors whose kernel is compiled for their types, row widths and strides:
+    all but the first dimension's size, and alignment to 16 bytes."""
+    return tuple(
+        None
+        if one is None
+        else (one.dtype, one.shape[1:], one.stride(), one.get_device(), one.data_ptr() % 16)
+        for one in tensors
+    )
 
 
 @cache

@@ -5,6 +5,7 @@ norm is taken in float32 of the rounded sum and rounded, and only then multiplie
 """
 
 from dataclasses import dataclass
+from functools import lru_cache
 
 import torch
 import triton
@@ -12,6 +13,7 @@ import triton.language as tl
 from torch import Tensor
 
 from kernels.check import check_runs, require
+from kernels.launch import Launcher, form_of
 
 MAX_WIDTH = 16_384
 
@@ -62,6 +64,11 @@ def rms_norm_kernel(
         tl.store(p_out + row * WIDTH + i_column, b_out, mask=valid)
 
 
+_run = Launcher(rms_norm_kernel)
+_accepted: set[tuple[object, ...]] = set()
+"""Forms of arguments that were checked: the same come again in every layer."""
+
+
 def rms_norm(
     x: Tensor,
     weight: Tensor,
@@ -73,31 +80,33 @@ def rms_norm(
 
     x, delta [rows, width], width <= 16384, rows may be strided; weight [width]; one dtype of
     float32, float16, bfloat16. Raises ValueError for what it cannot take."""
-    _check(x, weight, delta)
+    same_rows = delta is None or delta.shape[:1] == x.shape[:1]
+    form = *form_of(x, weight, delta), weight.shape, same_rows
+    if form not in _accepted:
+        _check(x, weight, delta)
+        _accepted.add(form)
     num_rows, width = x.shape
     out = torch.empty((num_rows, width), dtype=x.dtype, device=x.device)
     total = x if delta is None else torch.empty_like(out)
     config = config or default_config(num_rows, width)
     if num_rows:
-        rms_norm_kernel[(triton.cdiv(num_rows, config.rows),)](
-            x,
-            x if delta is None else delta,
-            weight,
-            out,
-            total,
-            num_rows,
-            x.stride(0),
-            x.stride(0) if delta is None else delta.stride(0),
-            eps,
-            WIDTH=width,
-            BLOCK=triton.next_power_of_2(width),
-            ROWS=config.rows,
-            HAS_DELTA=delta is not None,
+        other = x if delta is None else delta
+        _run(
+            (form, config),
+            (-(-num_rows // config.rows), 1),
+            (x, other, weight, out, total, num_rows, x.stride(0), other.stride(0), eps),
+            lambda: {
+                "WIDTH": width,
+                "BLOCK": triton.next_power_of_2(width),
+                "ROWS": config.rows,
+                "HAS_DELTA": delta is not None,
+            },
             num_warps=config.num_warps,
         )
     return out, total
 
 
+@lru_cache
 def default_config(num_rows: int, width: int) -> RmsNormConfig:
     """Few rows: many warps to a row, for its latency. Many rows: 32 elements to a thread, so that
     several programs share an SM."""

@@ -8,6 +8,7 @@ once, where torch's chain of operations in a half type rounds three times.
 """
 
 from dataclasses import dataclass
+from functools import lru_cache
 
 import torch
 import triton
@@ -16,6 +17,8 @@ from torch import Tensor
 
 from kernels.check import check_runs, require
 from kernels.jit import INTERPRETED
+from kernels.launch import Launcher, form_of
+from kernels.pinned import Shape, choose
 
 EXACT_CASTS: tl.constexpr = tl.constexpr(not INTERPRETED)
 """The interpreter's cast to float8 loses the carry of a rounding into the exponent."""
@@ -24,6 +27,9 @@ FP8_LIMIT: tl.constexpr = tl.constexpr(448.0)
 """Largest finite float8_e4m3fn."""
 
 DTYPES = (torch.float32, torch.float16, torch.bfloat16)
+FEW_TOKENS = 512
+MANY, FEW = "rotary_store", "rotary_store_few"
+"""Names of the pinned entries, for more than FEW_TOKENS tokens and for as many or fewer."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -194,6 +200,11 @@ def _quantised(b_x, b_scale):
     return b_x.to(tl.float8e4nv)
 
 
+_run = Launcher(rotary_store_kernel)
+_accepted: dict[tuple[object, ...], int] = {}
+"""Forms of arguments that were checked, and their KV heads: the same come again in every layer."""
+
+
 def rotary_store(
     qkv: Tensor,
     num_q_heads: int,
@@ -210,40 +221,72 @@ def rotary_store(
     qkv float32, float16 or bfloat16, heads contiguous, tokens may be strided. cos, sin [T, D / 2],
     None = no rotation. norms: weights [D] of q and of k, None = no norm. interleaved: elements 2 i
     and 2 i + 1 rotate into each other, else i and i + D / 2. Raises ValueError if it cannot."""
-    num_kv_heads = _check(qkv, num_q_heads, target, cos, sin, norms)
+    form = _form(qkv, num_q_heads, target, cos, sin, norms)
+    num_kv_heads = _accepted.get(form)
+    if num_kv_heads is None:
+        num_kv_heads = _check(qkv, num_q_heads, target, cos, sin, norms)
+        _accepted[form] = num_kv_heads
     num_tokens, num_heads, head_dim = qkv.shape
     if not num_tokens:
         return
-    block_half = triton.next_power_of_2(head_dim // 2)
-    config = config or default_config(num_heads, block_half)
+    if config is None:
+        counts = (num_q_heads, num_kv_heads, head_dim)
+        config = pinned_config(qkv.device, counts, target.k_cache.dtype, num_tokens <= FEW_TOKENS)
+    chosen = config
     q_norm, k_norm = norms or (qkv, qkv)
-    rotates = cos is not None and sin is not None
-    rotary_store_kernel[(num_tokens * triton.cdiv(num_heads, config.heads),)](
-        qkv,
-        cos if rotates else qkv,
-        sin if rotates else qkv,
-        q_norm,
-        k_norm,
-        target.k_cache,
-        target.v_cache,
-        target.slots,
-        qkv.stride(0),
-        cos.stride(0) if rotates else 0,
-        sin.stride(0) if rotates else 0,
-        target.k_cache.stride(0),
-        eps,
-        target.k_scale,
-        target.v_scale,
-        NUM_Q=num_q_heads,
-        NUM_KV=num_kv_heads,
-        HALF=head_dim // 2,
-        BLOCK_HALF=block_half,
-        HEADS=config.heads,
-        HAS_NORM=norms is not None,
-        HAS_ROPE=rotates,
-        INTERLEAVED=interleaved,
-        num_warps=config.num_warps,
+    cosines, sines = (qkv, qkv) if cos is None or sin is None else (cos, sin)
+    rotates = cosines is not qkv
+    _run(
+        (form, chosen, interleaved),
+        (num_tokens * -(-num_heads // chosen.heads), 1),
+        (
+            *(qkv, cosines, sines, q_norm, k_norm, target.k_cache, target.v_cache, target.slots),
+            *(qkv.stride(0), cosines.stride(0), sines.stride(0), target.k_cache.stride(0)),
+            *(eps, target.k_scale, target.v_scale),
+        ),
+        lambda: {
+            "NUM_Q": num_q_heads,
+            "NUM_KV": num_kv_heads,
+            "HALF": head_dim // 2,
+            "BLOCK_HALF": triton.next_power_of_2(head_dim // 2),
+            "HEADS": chosen.heads,
+            "HAS_NORM": norms is not None,
+            "HAS_ROPE": rotates,
+            "INTERLEAVED": interleaved,
+        },
+        num_warps=chosen.num_warps,
     )
+
+
+def _form(
+    qkv: Tensor,
+    num_q_heads: int,
+    target: StoreTarget,
+    cos: Tensor | None,
+    sin: Tensor | None,
+    norms: tuple[Tensor, Tensor] | None,
+) -> tuple[object, ...]:
+    """All that checks and compilation depend on."""
+    caches, slots = (target.k_cache, target.v_cache), target.slots
+    return (
+        *form_of(qkv, cos, sin, *caches, slots, *(norms or ())),
+        *(num_q_heads, target.k_scale, target.v_scale),
+        *(one is None or one.shape[:1] == qkv.shape[:1] for one in (cos, sin, slots)),
+        *(one.shape for one in norms or ()),
+    )
+
+
+@lru_cache
+def pinned_config(
+    device: torch.device, counts: tuple[int, int, int], cache_dtype: torch.dtype, few: bool
+) -> RotaryStoreConfig:
+    """The measured configuration for (query heads, KV heads, head_dim), else the default."""
+    num_q_heads, num_kv_heads, head_dim = counts
+    default = default_config(num_q_heads + 2 * num_kv_heads, triton.next_power_of_2(head_dim // 2))
+    shape = Shape(head_dim, str(cache_dtype).removeprefix("torch."), 1, num_q_heads // num_kv_heads)
+    config = choose(FEW if few else MANY, device, shape, [default], lambda _: 0).config
+    most = triton.next_power_of_2(num_q_heads + 2 * num_kv_heads)
+    return RotaryStoreConfig(min(config.heads, most), config.num_warps)
 
 
 def default_config(num_heads: int, block_half: int) -> RotaryStoreConfig:

@@ -252,7 +252,7 @@ def draw_and_thresholds(
         CAPACITY=config.capacity,
         num_warps=config.num_warps,
         # A product that a reduction adds to another lane's would be rounded once in one lane and
-        # twice in the other: the lanes would disagree on a search's target, and wait for each other.
+        # twice in the other: lanes would disagree on a search's target, and wait for each other.
         enable_fp_fusion=False,
     )
     return tokens, thresholds

@@ -86,15 +86,17 @@ class SharedReady(Ready):
 class SharedPrefix(SplitKV):
     """A decode kernel as SplitKV, for batches in which rows begin with the same pages.
 
-    planner, config: SplitKV's, for the rows' own splits. prefix_config: launch parameters of the
-    prefix kernel, None = by device and shape. min_prefix_tokens: shorter prefixes are not
-    shared. min_saved_bytes: of K and V that a layer must be spared for any sharing; the default is
-    what 4 TB/s read during the launch and the merges that it adds.
+    splits ("auto" or a number), planner, config: SplitKV's, for the rows' own splits.
+    prefix_config: launch parameters of the prefix kernel, None = by device and shape.
+    min_prefix_tokens: shorter prefixes are not shared. min_saved_bytes: of K and V that a layer
+    must be spared for any sharing; the default is what 4 TB/s read during the launch and the merges
+    that it adds.
 
     A call with a window shares nothing."""
 
     def __init__(
         self,
+        splits: str | int = "auto",
         planner: Planner | None = None,
         config: DecodeConfig | None = None,
         prefix_config: PrefixConfig | None = None,
@@ -103,7 +105,9 @@ class SharedPrefix(SplitKV):
     ) -> None:
         require(min_prefix_tokens >= 1, "min_prefix_tokens", ">= 1", min_prefix_tokens)
         require(min_saved_bytes >= 0, "min_saved_bytes", ">= 0", min_saved_bytes)
-        super().__init__("auto", planner, config)
+        require(splits != "invariant", "splits", "auto or a number: rows depend on others", splits)
+        super().__init__(splits, planner, config)
+        self.capabilities = replace(self.capabilities, batch_invariant=False)
         self._prefix_config = prefix_config
         self._min_tokens = min_prefix_tokens
         self._min_saved_bytes = min_saved_bytes

@@ -3,7 +3,7 @@
 The result is a table of work items, one for each (row, split). How long a split is comes from the
 lengths on the device, so a captured CUDA graph stays right while they grow; the host only bounds
 the number of items. Every program of the planning kernel repeats the search for the common split
-length, which costs nothing on idle multiprocessors, and writes its own row.
+length, which costs nothing on idle multiprocessors, and writes its own rows.
 
 Cost model of `balanced`, in tiles read while the card is full: all work, shared by the programs
 that it holds at once (`resident`); a fixed overhead for each round of programs; where the last is
@@ -50,6 +50,15 @@ class PlanShape:
     def is_small(self, num_rows: int) -> bool:
         """Whether rows in one split each would leave half the card idle."""
         return 2 * num_rows * self.num_kv_heads <= self.resident
+
+
+@dataclass(frozen=True, slots=True)
+class PlannerConfig:
+    """Launch parameters. rows: that a program plans, a power of two up to 16. num_warps: of a
+    program."""
+
+    rows: int
+    num_warps: int
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -101,7 +110,12 @@ class SplitTable:
         return {"num_items": len(items), "splits": splits, "split_tokens": longest}
 
 
-def balanced(contexts: Contexts, shape: PlanShape, overhead_tiles: float = 1.0) -> SplitTable:
+def balanced(
+    contexts: Contexts,
+    shape: PlanShape,
+    overhead_tiles: float = 1.0,
+    config: PlannerConfig | None = None,
+) -> SplitTable:
     """Splits of a length that fills the card and ends evenly. The default planner.
 
     overhead_tiles: an item's fixed cost, in tiles read meanwhile. A batch that leaves half the card
@@ -112,7 +126,7 @@ def balanced(contexts: Contexts, shape: PlanShape, overhead_tiles: float = 1.0) 
         if shape.is_small(num_rows)
         else num_rows + MAX_ROUNDS * round_items
     )
-    return _plan(contexts, shape, limit, BALANCED.value, overhead_tiles)
+    return _plan(contexts, shape, limit, BALANCED.value, overhead_tiles, config)
 
 
 def fixed_length(contexts: Contexts, shape: PlanShape, split_tokens: int = 512) -> SplitTable:
@@ -156,6 +170,53 @@ def _seen(p_lens, p_prefix_lens, row, valid, window, HAS_PREFIX: tl.constexpr):
     return first, end
 
 
+@triton.jit
+def _sum_and_max(a_sum, a_most, b_sum, b_most):
+    return a_sum + b_sum, tl.maximum(a_most, b_most)
+
+
+@triton.jit
+def _balanced_length(
+    p_lens, p_prefix_lens, num_rows, max_items, window, overhead, SHARE: tl.constexpr,
+    BLOCK_N: tl.constexpr, BLOCK_B: tl.constexpr, HAS_PREFIX: tl.constexpr,
+):  # fmt: skip
+    """Tiles of a split. SHARE: of a round of programs, that an item takes."""
+    i_b = tl.arange(0, BLOCK_B)
+    b_work = tl.zeros([BLOCK_B], tl.float32)
+    b_most = tl.full([BLOCK_B], 1.0, tl.float32)
+    for start in range(0, num_rows, BLOCK_B):
+        valid = start + i_b < num_rows
+        b_first, b_end = _seen(p_lens, p_prefix_lens, start + i_b, valid, window, HAS_PREFIX)
+        b_tiles = tl.cdiv(b_end - b_first, BLOCK_N).to(tl.float32)
+        b_work += b_tiles
+        b_most = tl.maximum(b_most, b_tiles)
+    work, longest = tl.reduce((b_work, b_most), 0, _sum_and_max)
+    # Candidates grow by 2^(1/4) from the least that may fit; the last is no split at all.
+    i_c = tl.arange(0, NUM_CANDIDATES)
+    least = tl.maximum(tl.ceil(work / max_items), 2.0)
+    b_length = tl.floor(least * tl.exp2(i_c.to(tl.float32) / 4.0) + 0.5)
+    b_length = tl.where(i_c == NUM_CANDIDATES - 1, longest, b_length)
+    b_inverse = 1.0 / b_length
+    b_cuts = tl.zeros([BLOCK_B, NUM_CANDIDATES], tl.float32)
+    for start in range(0, num_rows, BLOCK_B):
+        valid = start + i_b < num_rows
+        b_first, b_end = _seen(p_lens, p_prefix_lens, start + i_b, valid, window, HAS_PREFIX)
+        # Half a tile less lies far from any whole number of splits: rounding cannot matter.
+        b_tiles = tl.maximum(tl.cdiv(b_end - b_first, BLOCK_N), 1).to(tl.float32) - 0.5
+        b_tiles = tl.where(valid, b_tiles, 0.0)
+        b_cuts += tl.ceil(b_tiles[:, None] * b_inverse[None, :])
+    b_items = tl.sum(b_cuts, 0)
+    b_rounds = b_items * SHARE
+    b_last = b_rounds - tl.ceil(b_rounds) + 1.0  # how full the last round is
+    b_longest = longest / tl.ceil(longest / b_length)  # a row is cut evenly
+    cost = tl.maximum(0.5 - b_last, 0.0) * b_longest
+    cost += 0.25 * tl.maximum(b_longest - work / b_items, 0.0)
+    cost += work * SHARE + tl.ceil(b_rounds) * overhead
+    cost = tl.where(b_items <= max_items, cost, float("inf"))
+    best = tl.argmin(cost, 0)
+    return tl.sum(tl.where(i_c == best, b_length, 0.0), 0).to(tl.int32)
+
+
 @triton.jit(do_not_specialize=["num_rows", "max_items", "window"])
 def _plan_kernel(
     p_lens,
@@ -176,91 +237,81 @@ def _plan_kernel(
     BLOCK_B: tl.constexpr,
     BLOCK_HEADS: tl.constexpr,
     HAS_PREFIX: tl.constexpr,
+    ROWS: tl.constexpr,
 ):
-    row = tl.program_id(0)
-    i_b = tl.arange(0, BLOCK_B)
+    """Program i writes rows i * ROWS .. (i + 1) * ROWS and their items."""
+    BLOCK_S: tl.constexpr = 64 // ROWS
+    length = parameter
     if MODE == BALANCED:
-        work = tl.zeros([], tl.float32)
-        longest = tl.full([], 1.0, tl.float32)
-        for start in range(0, num_rows, BLOCK_B):
-            valid = start + i_b < num_rows
-            b_first, b_end = _seen(p_lens, p_prefix_lens, start + i_b, valid, window, HAS_PREFIX)
-            b_tiles = tl.cdiv(b_end - b_first, BLOCK_N).to(tl.float32)
-            work += tl.sum(b_tiles, 0)
-            longest = tl.maximum(longest, tl.max(b_tiles, 0))
-        # Candidates grow by 2^(1/4) from the least that may fit; the last is no split at all.
-        i_c = tl.arange(0, NUM_CANDIDATES)
-        least = tl.maximum(tl.ceil(work / max_items), 2.0)
-        b_length = tl.floor(least * tl.exp2(i_c.to(tl.float32) / 4.0) + 0.5)
-        b_length = tl.where(i_c == NUM_CANDIDATES - 1, longest, b_length)
-        b_items = tl.zeros([NUM_CANDIDATES], tl.float32)
-        for start in range(0, num_rows, BLOCK_B):
-            valid = start + i_b < num_rows
-            b_first, b_end = _seen(p_lens, p_prefix_lens, start + i_b, valid, window, HAS_PREFIX)
-            b_tiles = tl.cdiv(b_end - b_first, BLOCK_N).to(tl.float32)
-            # An approximate quotient errs upwards at most: neighbours are 1 / b_length apart.
-            cuts = tl.maximum(tl.ceil(b_tiles[None, :] / b_length[:, None]), 1.0)
-            b_items += tl.sum(tl.where(valid[None, :], cuts, 0.0), 1)
-        b_rounds = b_items * (NUM_KV_HEADS / RESIDENT)
-        b_last = b_rounds - tl.ceil(b_rounds) + 1.0  # how full the last round is
-        b_longest = longest / tl.ceil(longest / b_length)  # a row is cut evenly
-        cost = tl.maximum(0.5 - b_last, 0.0) * b_longest
-        cost += 0.25 * tl.maximum(b_longest - work / b_items, 0.0)
-        cost += work * (NUM_KV_HEADS / RESIDENT) + tl.ceil(b_rounds) * parameter
-        cost = tl.where(b_items <= max_items, cost, float("inf"))
-        best = tl.argmin(cost, 0)
-        length = tl.sum(tl.where(i_c == best, b_length, 0.0), 0).to(tl.int32)
-    else:
-        length = parameter
-
-    before = 0
-    parts_before = 0
-    for start in range(0, num_rows, BLOCK_B):
+        length = _balanced_length(
+            p_lens, p_prefix_lens, num_rows, max_items, window, parameter,
+            NUM_KV_HEADS / RESIDENT, BLOCK_N, BLOCK_B, HAS_PREFIX,
+        )  # fmt: skip
+    i_b = tl.arange(0, BLOCK_B)
+    rows = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
+    b_before = tl.zeros([BLOCK_B, ROWS], tl.int32)
+    b_parts_before = tl.zeros([BLOCK_B, ROWS], tl.int32)
+    for start in range(0, tl.minimum(tl.program_id(0) * ROWS + ROWS, num_rows), BLOCK_B):
         valid = start + i_b < num_rows
         b_first, b_end = _seen(p_lens, p_prefix_lens, start + i_b, valid, window, HAS_PREFIX)
-        b_splits = tl.where(valid, _row_splits(b_first, b_end, length, MODE, BLOCK_N), 0)
-        b_splits = tl.where(start + i_b < row, b_splits, 0)
-        before += tl.sum(b_splits, 0)
+        b_splits = _row_splits(b_first, b_end, length, MODE, BLOCK_N)
         b_parts = b_splits
         if HAS_PREFIX:
-            b_parts += tl.load(p_prefix_parts + start + i_b, mask=start + i_b < row, other=0)
-        parts_before += tl.sum(b_parts, 0)
-
-    first, end = _seen(p_lens, p_prefix_lens, row, True, window, HAS_PREFIX)
-    splits = _row_splits(first, end, length, MODE, BLOCK_N)
+            b_parts += tl.load(p_prefix_parts + start + i_b, mask=valid, other=0)
+        earlier = (start + i_b)[:, None] < rows[None, :]
+        b_before += tl.where(earlier, b_splits[:, None], 0)
+        b_parts_before += tl.where(earlier, b_parts[:, None], 0)
+    before, parts_before = tl.sum(b_before, 0), tl.sum(b_parts_before, 0)
+    valid = rows < num_rows
+    first, end = _seen(p_lens, p_prefix_lens, rows, valid, window, HAS_PREFIX)
+    splits = tl.where(valid, _row_splits(first, end, length, MODE, BLOCK_N), 0)
     num_parts = splits
     if HAS_PREFIX:
-        num_parts += tl.load(p_prefix_parts + row)
-    tl.store(p_row_parts + row * 3, parts_before)
-    tl.store(p_row_parts + row * 3 + 1, splits)
-    tl.store(p_row_parts + row * 3 + 2, num_parts)
-    if row == num_rows - 1:
-        tl.store(p_num_items, before + splits)
+        num_parts += tl.load(p_prefix_parts + rows, mask=valid, other=0)
+    tl.store(p_row_parts + rows * 3, parts_before, mask=valid)
+    tl.store(p_row_parts + rows * 3 + 1, splits, mask=valid)
+    tl.store(p_row_parts + rows * 3 + 2, num_parts, mask=valid)
+    tl.store(p_num_items + rows * 0, before + splits, mask=rows == num_rows - 1)
     i_h = tl.arange(0, BLOCK_HEADS)
-    tl.store(p_arrivals + row * NUM_KV_HEADS + i_h, 0, mask=i_h < NUM_KV_HEADS)
+    p_arrival = p_arrivals + rows[:, None] * NUM_KV_HEADS + i_h[None, :]
+    tl.store(p_arrival, 0, mask=valid[:, None] & (i_h < NUM_KV_HEADS)[None, :])
     if MODE == FIXED_LENGTH:
         origin = first // length * length
-        step = length
+        step = tl.zeros([ROWS], tl.int32) + length
     else:
         origin = first
-        step = tl.cdiv(tl.cdiv(end - first, BLOCK_N), splits) * BLOCK_N
-    for start in range(0, splits, BLOCK_B):
-        split = start + i_b
-        b_begin = tl.minimum(tl.maximum(origin + split * step, first), end)
-        b_end = tl.minimum(origin + (split + 1) * step, end)
-        p_item = p_items + (before + split) * 8
-        valid = split < splits
-        tl.store(p_item, row + split * 0, mask=valid)
-        tl.store(p_item + 1, b_begin, mask=valid)
-        tl.store(p_item + 2, b_end, mask=valid)
-        tl.store(p_item + 3, parts_before + split, mask=valid)
-        tl.store(p_item + 4, parts_before + split * 0, mask=valid)
-        tl.store(p_item + 5, num_parts + split * 0, mask=valid)
-        tl.store(p_item + 6, splits + split * 0, mask=valid)
+        step = tl.cdiv(tl.cdiv(end - first, BLOCK_N), tl.maximum(splits, 1)) * BLOCK_N
+    for start in range(0, tl.max(splits, 0), BLOCK_S):
+        split = start + tl.arange(0, BLOCK_S)[None, :]
+        used = split < splits[:, None]
+        none = split * 0
+        b_begin = origin[:, None] + split * step[:, None]
+        b_end = tl.minimum(b_begin + step[:, None], end[:, None])
+        b_begin = tl.minimum(tl.maximum(b_begin, first[:, None]), end[:, None])
+        p_item = p_items + (before[:, None] + split) * 8
+        tl.store(p_item, rows[:, None] + none, mask=used)
+        tl.store(p_item + 1, b_begin, mask=used)
+        tl.store(p_item + 2, b_end, mask=used)
+        tl.store(p_item + 3, parts_before[:, None] + split, mask=used)
+        tl.store(p_item + 4, parts_before[:, None] + none, mask=used)
+        tl.store(p_item + 5, num_parts[:, None] + none, mask=used)
+        tl.store(p_item + 6, splits[:, None] + none, mask=used)
+
+
+def default_config(num_rows: int) -> PlannerConfig:
+    """A program a row, but at most one to a multiprocessor of a small card: each repeats the
+    search."""
+    rows = triton.next_power_of_2(triton.cdiv(num_rows, 128))
+    return PlannerConfig(rows=min(rows, 16), num_warps=4 if num_rows > 32 else 1)
 
 
 def _plan(
-    contexts: Contexts, shape: PlanShape, limit: int, mode: int, parameter: float
+    contexts: Contexts,
+    shape: PlanShape,
+    limit: int,
+    mode: int,
+    parameter: float,
+    config: PlannerConfig | None = None,
 ) -> SplitTable:
     lens = contexts.lens
     num_rows = len(lens)
@@ -269,7 +320,8 @@ def _plan(
     num_items = lens.new_empty(1)
     row_parts = lens.new_empty(num_rows, 3)
     arrivals = lens.new_empty(num_rows, shape.num_kv_heads)
-    _plan_kernel[(num_rows,)](
+    config = config or default_config(num_rows)
+    _plan_kernel[(triton.cdiv(num_rows, config.rows),)](
         lens,
         contexts.prefix_lens if shared else lens,
         contexts.prefix_parts if shared else lens,
@@ -288,7 +340,8 @@ def _plan(
         BLOCK_B=min(BLOCK_ROWS, max(16, triton.next_power_of_2(num_rows))),
         BLOCK_HEADS=triton.next_power_of_2(shape.num_kv_heads),
         HAS_PREFIX=shared,
-        num_warps=8,
+        ROWS=config.rows,
+        num_warps=config.num_warps,
     )
     max_parts = limit + num_rows * contexts.max_prefix_parts
     return SplitTable(items, num_items, row_parts, arrivals, max_parts)

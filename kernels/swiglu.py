@@ -2,6 +2,7 @@
 (arXiv:2002.05202)."""
 
 from dataclasses import dataclass
+from functools import lru_cache
 
 import torch
 import triton
@@ -10,6 +11,7 @@ from torch import Tensor
 
 from kernels.check import check_runs, require
 from kernels.jit import LOG2E
+from kernels.launch import Launcher, form_of
 
 ACTIVATIONS = ("silu", "gelu", "gelu_tanh", "relu")
 
@@ -59,38 +61,48 @@ def _activation(b_x, ACTIVATION: tl.constexpr):
     return b_y
 
 
+_run = Launcher(swiglu_kernel)
+_accepted: set[tuple[object, ...]] = set()
+"""Forms of arguments that were checked: the same come again in every layer."""
+
+
 def swiglu(gate_up: Tensor, activation: str = "silu", config: SwigluConfig | None = None) -> Tensor:
     """activation(gate) * up. gate_up [rows, 2 * width], gate first, float32, float16 or bfloat16,
     rows may be strided. The activation is computed in float32 and rounded before the product, as
     torch does. activation: silu, gelu, gelu_tanh or relu. Returns [rows, width]; raises ValueError
     for what it cannot take."""
-    require(activation in ACTIVATIONS, "activation", f"one of {ACTIVATIONS}", activation)
-    require(gate_up.dim() == 2, "gate_up", "[rows, 2 * width]", tuple(gate_up.shape))
-    num_rows, columns = gate_up.shape
-    require(columns % 2 == 0, "gate_up columns", "even", columns)
-    require(gate_up.stride(1) == 1, "gate_up strides", "1 in the last dimension", gate_up.stride())
-    known = gate_up.dtype in (torch.float32, torch.float16, torch.bfloat16)
-    require(known, "gate_up dtype", "float32, float16 or bfloat16", gate_up.dtype)
-    check_runs(gate_up)
-    width = columns // 2
+    form = *form_of(gate_up), activation
+    if form not in _accepted:
+        _check(gate_up, activation)
+        _accepted.add(form)
+    num_rows, width = gate_up.shape[0], gate_up.shape[1] // 2
     out = torch.empty((num_rows, width), dtype=gate_up.dtype, device=gate_up.device)
     config = config or default_config(num_rows, width)
     if num_rows:
-        swiglu_kernel[(num_rows * triton.cdiv(width, config.block),)](
-            gate_up,
-            out,
-            gate_up.stride(0),
-            WIDTH=width,
-            BLOCK=config.block,
-            ACTIVATION=activation,
+        _run(
+            (form, config),
+            (num_rows * -(-width // config.block), 1),
+            (gate_up, out, gate_up.stride(0)),
+            lambda: {"WIDTH": width, "BLOCK": config.block, "ACTIVATION": activation},
             num_warps=config.num_warps,
         )
     return out
 
 
+@lru_cache
 def default_config(num_rows: int, width: int) -> SwigluConfig:
     """Few rows: small blocks, so that all SMs take part."""
     if num_rows <= 64:
         return SwigluConfig(block=min(512, triton.next_power_of_2(width)), num_warps=2)
     block = min(2048, triton.next_power_of_2(width))
     return SwigluConfig(block=block, num_warps=max(1, block // 512))
+
+
+def _check(gate_up: Tensor, activation: str) -> None:
+    require(activation in ACTIVATIONS, "activation", f"one of {ACTIVATIONS}", activation)
+    require(gate_up.dim() == 2, "gate_up", "[rows, 2 * width]", tuple(gate_up.shape))
+    require(gate_up.shape[1] % 2 == 0, "gate_up columns", "even", gate_up.shape[1])
+    require(gate_up.stride(1) == 1, "gate_up strides", "1 in the last dimension", gate_up.stride())
+    known = gate_up.dtype in (torch.float32, torch.float16, torch.bfloat16)
+    require(known, "gate_up dtype", "float32, float16 or bfloat16", gate_up.dtype)
+    check_runs(gate_up)

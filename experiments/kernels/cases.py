@@ -35,6 +35,12 @@ class Case:
         return 2 * 2 * sum(self.context) * KV_HEADS * HEAD_DIM
 
     @property
+    def bytes(self) -> int:
+        """What must move: K, V and the block table read once, q read and the output written."""
+        pages = sum(-(-total // self.page_size) for total in self.context)
+        return self.kv_bytes + 2 * 2 * sum(self.new) * HEADS * HEAD_DIM + 4 * pages
+
+    @property
     def flops(self) -> float:
         """Two products over the keys that each query sees."""
         pairs = zip(self.new, self.context, strict=True)
@@ -61,6 +67,7 @@ DECODE = (
     decode("64x8k, page 1", [8 * K] * 64, 1),
     decode("32x4k, page 1", [4 * K] * 32, 1),
 )
+MIXED = Case("256 + 4k, 63 x 2k", (256, *[1] * 63), (4 * K, *[2 * K] * 63))
 GRAPH = (
     decode("1x1k", [K]),
     decode("1x4k", [4 * K]),
@@ -69,6 +76,7 @@ GRAPH = (
     decode("32x4k", [4 * K] * 32),
     decode("256x1k", [K] * 256),
     decode("256x384", [384] * 256),
+    MIXED,
 )
 PREFILL = (
     Case("2k + 0", (2 * K,), (2 * K,)),
@@ -77,27 +85,26 @@ PREFILL = (
     Case("2k + 6k", (2 * K,), (8 * K,)),
     Case("2k + 30k", (2 * K,), (32 * K,)),
     Case("8k, page 1", (8 * K,), (8 * K,), 1),
-    Case("256 + 4k, 63 x 2k", (256, *[1] * 63), (4 * K, *[2 * K] * 63)),
+    MIXED,
 )
 
 
 @dataclass(frozen=True, eq=False)
 class Inputs:
-    """Random inputs of a case on the GPU; tables[i] for layer i, over pages of its own."""
+    """Random inputs of a case on the GPU; caches[i] for layer i, under one block table."""
 
     case: Case
     q: Tensor
-    k_cache: Tensor
-    v_cache: Tensor
-    tables: list[Tensor]
+    caches: list[tuple[Tensor, Tensor]]
+    table: Tensor
     context_lens: Tensor
     query_starts: Tensor
 
-    def rows(self, begin: int, end: int, layer: int = 0) -> Rows:
+    def rows(self, begin: int, end: int) -> Rows:
         """Rows begin .. end, as a kernel's plan sees them."""
         starts = self.query_starts[begin : end + 1]
         return Rows(
-            self.tables[layer][begin:end],
+            self.table[begin:end],
             self.context_lens[begin:end],
             starts - starts[0],
             list(self.case.context[begin:end]),
@@ -108,17 +115,29 @@ class Inputs:
             HEAD_DIM,
         )
 
+    def contiguous(self, row: int, layer: int = 0) -> tuple[Tensor, Tensor]:
+        """K and V [context, KV_HEADS, HEAD_DIM] of one row, in order."""
+        total = self.case.context[row]
+        pages = self.table[row, : -(-total // self.case.page_size)].long()
+        k, v = (cache[pages].flatten(0, 1)[:total] for cache in self.caches[layer])
+        return k, v
+
+    def new_kv(self, begin: int, end: int, layer: int = 0) -> tuple[Tensor, Tensor]:
+        """K and V [their new tokens, KV_HEADS, HEAD_DIM] of rows begin .. end, packed."""
+        pairs = [
+            [one[-self.case.new[row] :] for one in self.contiguous(row, layer)]
+            for row in range(begin, end)
+        ]
+        k, v = (torch.cat(parts) for parts in zip(*pairs, strict=True))
+        return k, v
+
     def reference(self, row: int) -> Tensor:
         """float32 [new, HEADS, HEAD_DIM] of one row, its last 16 tokens at most."""
         begin, end = self.query_starts[row : row + 2].tolist()
         begin = max(begin, end - 16)
         total = self.case.context[row]
-        pages = self.tables[0][row, : -(-total // self.case.page_size)].long()
         group = HEADS // KV_HEADS
-        k, v = (
-            cache[pages].flatten(0, 1)[:total].float().repeat_interleave(group, 1)
-            for cache in (self.k_cache, self.v_cache)
-        )
+        k, v = (one.float().repeat_interleave(group, 1) for one in self.contiguous(row))
         scores = torch.einsum("qhd,khd->hqk", self.q[begin:end].float(), k) * SCALE
         count = end - begin
         position = torch.arange(total - count, total, device=scores.device)
@@ -137,39 +156,39 @@ class Inputs:
         return max(errors)
 
 
-def make(case: Case, layers: int = 1, seed: int = 0) -> Inputs:
+def make(case: Case, layers: int = 1, seed: int = 0, device: str = "cuda") -> Inputs:
     """Unit-normal inputs, pages shuffled, tails of the table on page 0."""
     torch.manual_seed(seed)
-    device = "cuda"
     pages = [-(-total // case.page_size) for total in case.context]
-    per_layer = sum(pages)
-    shape = (per_layer * layers + 1, case.page_size, KV_HEADS, HEAD_DIM)
-    k_cache = torch.randn(shape, device=device, dtype=torch.bfloat16)
-    v_cache = torch.randn_like(k_cache)
-    tables = []
-    for layer in range(layers):
-        free = torch.randperm(per_layer, device=device, dtype=torch.int32) + layer * per_layer + 1
-        table = torch.zeros(len(pages), max(pages), dtype=torch.int32, device=device)
-        begin = 0
-        for row, count in enumerate(pages):
-            table[row, :count] = free[begin : begin + count]
-            begin += count
-        tables.append(table)
+    shape = (sum(pages) + 1, case.page_size, KV_HEADS, HEAD_DIM)
+    options = {"device": device, "dtype": torch.bfloat16}
+    caches = [(torch.randn(shape, **options), torch.randn(shape, **options)) for _ in range(layers)]
+    free = torch.randperm(sum(pages), device=device, dtype=torch.int32) + 1
+    table = torch.zeros(len(pages), max(pages), dtype=torch.int32, device=device)
+    begin = 0
+    for row, count in enumerate(pages):
+        table[row, :count] = free[begin : begin + count]
+        begin += count
     starts = torch.tensor([0, *case.new], device=device).cumsum(0).int()
     lens = torch.tensor(case.context, dtype=torch.int32, device=device)
-    q = torch.randn(sum(case.new), HEADS, HEAD_DIM, device=device, dtype=torch.bfloat16)
-    return Inputs(case, q, k_cache, v_cache, tables, lens, starts)
+    q = torch.randn(sum(case.new), HEADS, HEAD_DIM, **options)
+    return Inputs(case, q, caches, table, lens, starts)
 
 
-def graph_us(run: Callable[[], object], repeats: int = 7) -> float:
-    """Median microseconds of a replay of `run`, captured."""
-    stream = torch.cuda.Stream()
-    with torch.cuda.stream(stream):
+def capture(run: Callable[[], object]) -> torch.cuda.CUDAGraph:
+    """A graph of `run`, which has run once before."""
+    torch.cuda.synchronize()
+    with torch.cuda.stream(torch.cuda.Stream()):
         run()
         torch.cuda.synchronize()
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph):
             run()
+    return graph
+
+
+def replay_us(graph: torch.cuda.CUDAGraph, repeats: int = 7) -> float:
+    """Median microseconds of a replay."""
     times = []
     for _ in range(repeats + 2):
         begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
@@ -179,3 +198,13 @@ def graph_us(run: Callable[[], object], repeats: int = 7) -> float:
         torch.cuda.synchronize()
         times.append(begin.elapsed_time(end) * 1e3)
     return sorted(times[2:])[repeats // 2]
+
+
+def graph_us(run: Callable[[], object], repeats: int = 7, calls: int = 1) -> float:
+    """Median microseconds of `run`, of `calls` of them in one captured graph."""
+
+    def all_calls() -> None:
+        for _ in range(calls):
+            run()
+
+    return replay_us(capture(all_calls), repeats) / calls

@@ -1,280 +1,291 @@
-"""Ragged prefill on one card: checks every variant against float32, then times it.
+"""Forms of ragged prefill on one card: checks each against float32, then times them side by side.
 
-    python -m experiments.kernels.try_extend [NAME ...]
+    python -m experiments.kernels.try_extend [--only TEXT ...] [--gather] [--mixed] [--rounds N]
 
-Each variant has a process of its own with a time limit: all compile and check at the same time,
-then each is timed alone. 32 query heads, 8 KV heads, head_dim 128, bfloat16, causal, shuffled
-pages, cold L2, medians of a captured graph's replays; gathering into a workspace is counted,
-planning is not (all layers share it). TFLOP/s; columns named us are in microseconds, "cpu" that of
-the host for a call of the later layers, at 2k+6k."""
+Each form is checked in a process of its own with a time limit, all at once, since a kernel that is
+wrong may never end; those that pass are then timed in one process: replays of a captured graph, the
+forms in turn, the L2 cache cleared before each, medians over the rounds. 32 query heads, 8 KV
+heads, head_dim 128, bfloat16, causal, shuffled pages. Copies into a workspace are counted, planning
+is not (all layers share it); rows without a cached prefix are read where the model left them, as
+in service, unless --gather. TFLOP/s, the best starred.
 
-import json
+--mixed: a step of one chunk and 63 decodes instead, in microseconds: its parts, both in turn and on
+two streams, in a graph and called one after another."""
+
+import argparse
+import statistics
 import subprocess
 import sys
-import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
 import torch
-import triton
+from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.functional import scaled_dot_product_attention
+from triton.testing import do_bench
 
+from experiments.kernels.cases import (
+    HEAD_DIM,
+    HEADS,
+    KV_HEADS,
+    MIXED,
+    PREFILL,
+    SCALE,
+    Case,
+    Inputs,
+    capture,
+    make,
+)
 from kernels import extend as plain
 from kernels import extend_dense as dense
-from kernels.declare import Rows
+from kernels.extend_tma import DenseConfig
+from kernels.split_kv import SplitKV
 
-HEADS, KV_HEADS, HEAD_DIM = 32, 8, 128
-SCALE = HEAD_DIM**-0.5
-HOST = "cpu us"
-DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
-CHECK_S, TIME_S = 110.0, 20.0
-TOLERANCE = 1.5e-2  # bfloat16: 8 bits of mantissa in inputs, weights and outputs
+Call = Callable[[], object]
+CHECK_S = 75.0
+TOLERANCE = 3e-2  # bfloat16: 8 bits of mantissa in inputs, weights and outputs
+EVERY = 1 << 40  # bytes of K and V: all heads at once
 
-Lengths = list[tuple[int, int]]
-SHAPES = {  # rows of (context, new tokens), page size
-    "2k": ([(2048, 2048)], 16),
-    "8k": ([(8192, 8192)], 16),
-    "4x8k": ([(8192, 8192)] * 4, 16),
-    "2k+6k": ([(8192, 2048)], 16),
-    "2k+30k": ([(32768, 2048)], 16),
-    "8k page 1": ([(8192, 8192)], 1),
-    "256+4k us": ([(4352, 256)], 16),
-}
-
-COLUMNS = (*SHAPES, HOST)
-P, D = plain.ExtendConfig, dense.DenseConfig
-WIDE = {"block_m": 128, "num_warps": 8, "head_fast": True}
-VARIANTS = {
+P, D = plain.ExtendConfig, DenseConfig
+FORMS: dict[str, DenseConfig | plain.ExtendConfig] = {
     "plain 64x64 packed head-fast": P(head_fast=True),
-    "tma 64x64": D(),
     "tma 64x64 head-fast": D(head_fast=True),
-    "tma 128x64 w8 s2 r128 (2/SM)": D(**WIDE, num_stages=2, max_registers=128),
-    "pipelined 128x128 s2": D("pipelined", **WIDE, block_n=128, num_stages=2),
-    "pipelined 128x64 s4": D("pipelined", **WIDE, block_n=64, num_stages=4),
-    "pipelined 64x64 s3 (2/SM)": D("pipelined", head_fast=True),
-    "specialised 128x128 s2": D("specialised", **WIDE, block_n=128, num_stages=2),
-    "specialised 128x64 s4": D("specialised", **WIDE, block_n=64, num_stages=4),
-    "torch cuDNN, contiguous": None,
+    "pipelined 64x64 s3": D("pipelined"),
+    "pipelined 64x64 s3, all heads": D("pipelined", kv_bytes=EVERY),
+    "pipelined 64x64 s3, one KV head": D("pipelined", kv_bytes=1),
+    "pipelined 128x64 s4": D("pipelined", 128, 64, 8, 4),
 }
-MORE = {  # by name only
-    "specialised 128x128 s2 new kv": VARIANTS["specialised 128x128 s2"],
-    "specialised 128x64 s3": D("specialised", **WIDE, block_n=64, num_stages=3),
-    "pipelined 128x128 s2 tile-fast": replace(VARIANTS["pipelined 128x128 s2"], head_fast=False),
-    "pipelined 128x64 s3": D("pipelined", **WIDE, block_n=64, num_stages=3),
-    "pipelined 64x64 s2": D("pipelined", head_fast=True, num_stages=2),
-    "plain 64x64 packed": P(),
-    "plain 128x64 w8 packed": P(block_m=128, num_warps=8),
-}
-ALL = VARIANTS | MORE
+CUDNN = "torch cuDNN, contiguous"
+
+CHECKS = (
+    # Rows of one key tile, of several, odd ends, a context beside few new tokens, single tokens.
+    Case("mixed", (130, 300, 1, 200, 17), (700, 300, 65, 513, 40)),
+    Case("mixed, page 1", (130, 300, 1, 200, 17), (700, 300, 65, 513, 40), 1),
+    Case("fresh", (300, 129, 20, 400, 1), (300, 129, 20, 400, 1)),
+    Case("few tiles", (256,), (2200,)),
+    Case("many tiles", (1500, 64, 65), (1500, 64, 4000)),
+)
 
 
-class Inputs:
-    """A kernel's arguments for rows of (context, new), on shuffled pages of a poisoned pool."""
-
-    def __init__(self, rows: Lengths, page_size: int, seed: int = 0) -> None:
-        torch.manual_seed(seed)
-        contexts, new = [row[0] for row in rows], [row[1] for row in rows]
-        counts = [-(-context // page_size) for context in contexts]
-        order = torch.randperm(sum(counts), device=DEVICE).int() + 1
-        table = torch.zeros(len(rows), max(counts), dtype=torch.int32, device=DEVICE)
-        shape = sum(counts) + 1, page_size, KV_HEADS, HEAD_DIM
-        self.caches = [
-            torch.full(shape, torch.nan, dtype=torch.bfloat16, device=DEVICE) for _ in range(2)
-        ]
-        sizes = sum(new), KV_HEADS, HEAD_DIM
-        self.new = [torch.empty(sizes, dtype=torch.bfloat16, device=DEVICE) for _ in range(2)]
-        self.contiguous, used, begin = [], 0, 0
-        for i, (context, length) in enumerate(rows):
-            table[i, : counts[i]] = order[used : used + counts[i]]
-            used += counts[i]
-            at = torch.arange(context, device=DEVICE)
-            slots = table[i, at // page_size].long() * page_size + at % page_size
-            pair = torch.randn(2, context, KV_HEADS, HEAD_DIM, device=DEVICE).bfloat16()
-            for cache, fresh, values in zip(self.caches, self.new, pair, strict=True):
-                cache.view(-1, KV_HEADS, HEAD_DIM)[slots] = values
-                fresh[begin : begin + length] = values[-length:]
-            self.contiguous.append(pair)
-            begin += length
-        self.rows = rows
-        self.q = torch.randn(sum(new), HEADS, HEAD_DIM, device=DEVICE).bfloat16()
-        starts = torch.tensor([0, *new]).cumsum(0).int().to(DEVICE)
-        lens = torch.tensor(contexts).int().to(DEVICE)
-        sizes = page_size, HEADS, KV_HEADS, HEAD_DIM
-        self.part = Rows(table, lens, starts, contexts, new, *sizes)
-        self.arguments = self.q, *self.caches, table, lens, starts, SCALE
-
-    def flops(self) -> float:
-        """Counted exactly: 4 * heads * dim for each query and key it sees."""
-        pairs = sum(n * (c - n) + n * (n + 1) / 2 for c, n in self.rows)
-        return 4 * HEADS * HEAD_DIM * pairs
-
-    def expected(self) -> torch.Tensor:
-        """float32 attention, row by row."""
-        parts, begin = [], 0
-        for (context, length), (k, v) in zip(self.rows, self.contiguous, strict=True):
-            q = self.q[begin : begin + length].float()
-            begin += length
-            k, v = (x.float().repeat_interleave(HEADS // KV_HEADS, 1) for x in (k, v))
-            scores = torch.einsum("thd,chd->htc", q, k) * SCALE
-            at = torch.arange(context, device=DEVICE)
-            scores.masked_fill_(at > at[-length:, None], -torch.inf)
-            parts.append(torch.einsum("htc,chd->thd", scores.softmax(-1), v))
-        return torch.cat(parts)
-
-
-def call(name: str, inputs: Inputs) -> Callable[[], torch.Tensor]:
-    """The variant as a function of nothing, its plan made."""
-    config = ALL[name]
-    if config is None:
-        q = inputs.q.view(len(inputs.rows), -1, HEADS, HEAD_DIM).transpose(1, 2)
-        kv = torch.stack(inputs.contiguous).transpose(0, 1).transpose(2, 3)
-        k, v = (x.repeat_interleave(HEADS // KV_HEADS, 1) for x in kv)
-
-        def attend() -> torch.Tensor:
-            with sdpa_kernel(SDPBackend.CUDNN_ATTENTION):
-                return scaled_dot_product_attention(q, k, v, is_causal=True)
-
-        return attend
+def extend(config: DenseConfig | plain.ExtendConfig, inputs: Inputs, new: bool = True) -> Call:
+    """The form over all rows but decode ones, as a function of nothing, its plan made. new: hand in
+    the new tokens' K and V."""
+    rows = sum(length > 1 for length in inputs.case.new) if MIXED is inputs.case else None
+    count = len(inputs.case.new) if rows is None else rows
+    part = inputs.rows(0, count)
+    q = inputs.q[: sum(inputs.case.new[:count])]
+    table, lens, starts = part.page_table, part.context_lens, part.query_starts
+    arguments = (q, *inputs.caches[0], table, lens, starts, SCALE)
     if isinstance(config, plain.ExtendConfig):
-        plan = plain.plan_extend(inputs.part)
-        return lambda: plain.extend(*inputs.arguments, plan=plan, config=config)
-    plan = dense.plan_extend(inputs.part, replace(config, min_tokens=128))
-    new = dict(zip(("k_new", "v_new"), inputs.new, strict=True)) if "new kv" in name else {}
-    return lambda: dense.extend(*inputs.arguments, plan=plan, **new)
+        plan = plain.plan_extend(part)
+        return lambda: plain.extend(*arguments, plan=plan, config=config)
+    step = dense.plan_extend(part, config)
+    if step.long_lens:
+        step.chosen[q.dtype, HEAD_DIM] = config  # no fallback, and no process to try the compiler
+    given = dict(zip(("k_new", "v_new"), inputs.new_kv(0, count), strict=True)) if new else {}
+    return lambda: dense.extend(*arguments, plan=step, **given)
 
 
-def check(name: str) -> float:
-    """Largest error over mixed rows at pages 16 and 1, with and without cached prefixes. Compiles
-    what `measure` runs."""
-    worst = 0.0
-    if ALL[name] is None:
-        return worst
-    if isinstance(ALL[name], dense.DenseConfig):
-        assert dense.takes_dense(
-            torch.empty(1, HEADS, HEAD_DIM, dtype=torch.bfloat16, device=DEVICE), ALL[name]
-        ), "does not compile"
-    mixed = [(700, 130), (300, 300), (65, 1), (513, 200), (40, 17)]
-    fresh = [(300, 300), (129, 129), (20, 20), (400, 400)]
-    for rows, page_size in ((mixed, 16), (mixed, 1), (fresh, 16), ([(2200, 256)], 16)):
-        inputs = Inputs(rows, page_size)
-        expected = inputs.expected()
-        spoilt = torch.full_like(inputs.q, torch.nan)  # the output is likely to land here
-        del spoilt
-        out = call(name, inputs)().float()
-        error = (out - expected).abs().max().item()
-        if not error < TOLERANCE * 2:  # NaN too
-            raise AssertionError(f"error {error} on {rows} at page {page_size}")
-        worst = max(worst, error)
-    return worst
-
-
-def captured(run: Callable[[], torch.Tensor]) -> Callable[[], None]:
-    """A graph of one call."""
-    stream = torch.cuda.Stream()
-    with torch.cuda.stream(stream):
-        for _ in range(3):
-            run()
-    torch.cuda.synchronize()
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        run()
-    return graph.replay
-
-
-def host_us(run: Callable[[], torch.Tensor], calls: int = 50) -> float:
-    """Microseconds that a call takes before it returns: the least of five means."""
-    best = float("inf")
-    for _ in range(5):
-        torch.cuda.synchronize()
-        begin = time.perf_counter()
-        for _ in range(calls):
-            run()
-        best = min(best, (time.perf_counter() - begin) / calls * 1e6)
-    torch.cuda.synchronize()
-    return best
-
-
-def measure(name: str) -> dict[str, float]:
-    """{shape: TFLOP/s, or microseconds}."""
-    figures = {}
-    for shape, (rows, page_size) in SHAPES.items():
-        if ALL[name] is None and (rows[0][0] != rows[0][1] or page_size == 1):
-            continue
-        inputs = Inputs(rows, page_size)
-        run = call(name, inputs)
-        if shape == "2k+6k":
-            figures[HOST] = host_us(run)
-        replay = captured(run)
-        ms = triton.testing.do_bench(replay, warmup=15, rep=60, return_mode="median")
-        figures[shape] = ms * 1e3 if shape.endswith("us") else inputs.flops() / ms / 1e9
-    return figures
-
-
-def child(name: str) -> None:
-    """One variant's process: a line when checked, a line when timed."""
-    print("checked", check(name), flush=True)
-    sys.stdin.readline()
-    print("timed", json.dumps(measure(name)), flush=True)
-
-
-class Child:
-    """A variant's process, with a time limit on each of its answers."""
-
-    def __init__(self, name: str) -> None:
-        self.name, self.log = name, []
-        command = [sys.executable, "-m", "experiments.kernels.try_extend", "--child", name]
-        pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
-        root = Path(__file__).resolve().parent.parent.parent
-        self.process = subprocess.Popen(command, cwd=root, text=True, **pipes)
-
-    def answer(self, word: str, limit_s: float) -> str | None:
-        """The rest of the line that begins with `word`; None after a failure or the limit."""
-        timer = threading.Timer(limit_s, self.process.kill)
-        timer.start()
-        for line in self.process.stdout:
-            if line.startswith(word):
-                timer.cancel()
-                return line[len(word) :].strip()
-            self.log.append(line.rstrip())
-        timer.cancel()
+def cudnn(inputs: Inputs) -> Call | None:
+    """torch's attention over contiguous K and V, where its causal mask fits."""
+    case = inputs.case
+    if len(set(case.new)) > 1 or case.new != case.context or case.page_size == 1:
         return None
+    pairs = [inputs.contiguous(row) for row in range(len(case.new))]
+    k, v = (torch.stack(parts).transpose(1, 2) for parts in zip(*pairs, strict=True))
+    k, v = (one.repeat_interleave(HEADS // KV_HEADS, 1) for one in (k, v))
+    q = inputs.q.view(len(pairs), -1, HEADS, HEAD_DIM).transpose(1, 2)
+
+    def attend() -> Tensor:
+        with sdpa_kernel(SDPBackend.CUDNN_ATTENTION):
+            return scaled_dot_product_attention(q, k, v, is_causal=True)
+
+    return attend
 
 
-def main(names: list[str]) -> None:
-    """Check all, time one after another, print the table."""
-    children = [Child(name) for name in names]
-    answers = {}
+def poisoned(case: Case) -> Inputs:
+    """Inputs whose pool is NaN wherever no row has a token."""
+    inputs = make(case)
+    used = torch.zeros(inputs.caches[0][0].shape[:2], dtype=torch.bool, device="cuda")
+    for row, total in enumerate(case.context):
+        at = torch.arange(total, device="cuda")
+        used[inputs.table[row, at // case.page_size].long(), at % case.page_size] = True
+    for cache in inputs.caches[0]:
+        cache[~used] = torch.nan
+    return inputs
 
-    def wait(one: Child) -> None:
-        answers[one.name] = one.answer("checked", CHECK_S)
 
-    threads = [threading.Thread(target=wait, args=(one,)) for one in children]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    print(f"{'variant':36}" + "".join(f"{shape:>11}" for shape in COLUMNS) + "  max error")
-    for one in children:
-        error, timed = answers[one.name], None
-        if error is not None:
-            one.process.stdin.write("go\n")
-            one.process.stdin.flush()
-            timed = one.answer("timed", TIME_S)
-        if timed is None:
-            one.process.kill()
-            print(f"{one.name:36} failed: {' | '.join(one.log[-2:])[-150:]}", flush=True)
-            continue
-        cells = json.loads(timed)
-        row = "".join(f"{cells[s]:11.1f}" if s in cells else f"{'-':>11}" for s in COLUMNS)
-        print(f"{one.name:36}{row}  {float(error):.4f}", flush=True)
-        one.process.wait(10)
+def expected(inputs: Inputs) -> Tensor:
+    """float32 attention of every new token."""
+    parts, begin = [], 0
+    for row, length in enumerate(inputs.case.new):
+        q = inputs.q[begin : begin + length].float()
+        begin += length
+        k, v = (
+            one.float().repeat_interleave(HEADS // KV_HEADS, 1) for one in inputs.contiguous(row)
+        )
+        scores = torch.einsum("thd,chd->htc", q, k) * SCALE
+        at = torch.arange(k.shape[0], device="cuda")
+        scores.masked_fill_(at > at[-length:, None], -torch.inf)
+        parts.append(torch.einsum("htc,chd->thd", scores.softmax(-1), v))
+    return torch.cat(parts)
+
+
+def check(name: str) -> None:
+    """Print the largest error over CHECKS, with new K and V in place and gathered, heads all at
+    once and a few at a time; raises AssertionError for one too large."""
+    config, worst = FORMS[name], 0.0
+    kinds = [config]
+    if isinstance(config, DenseConfig):
+        kinds = [replace(config, min_tokens=128), replace(config, min_tokens=1, kv_bytes=1)]
+    for case in CHECKS:
+        inputs = poisoned(case)
+        wanted = expected(inputs)
+        for kind in kinds:
+            for new in (False, True):
+                spoilt = torch.full_like(inputs.q, torch.nan)  # the output is likely to land here
+                del spoilt
+                out = extend(kind, inputs, new)()
+                error = (out.float() - wanted).abs().max().item()
+                assert error < TOLERANCE, f"error {error} in {case.name}, {kind}, new {new}"
+                worst = max(worst, error)
+    print(f"largest error {worst:.4f}", flush=True)
+
+
+def passing(names: Sequence[str]) -> list[str]:
+    """Those that pass `check`, all tried at once; prints the answers."""
+    root = Path(__file__).resolve().parent.parent.parent
+    command = [sys.executable, "-m", "experiments.kernels.try_extend", "--check"]
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
+    running = {name: subprocess.Popen([*command, name], cwd=root, **pipes) for name in names}
+    limit, passed = time.monotonic() + CHECK_S, []
+    for name, process in running.items():
+        try:
+            text, _ = process.communicate(timeout=max(1.0, limit - time.monotonic()))
+        except subprocess.TimeoutExpired:
+            process.kill()
+            text = f"no end after {CHECK_S:g} s"
+        print(
+            f"{name:36} {text.strip().splitlines()[-1][-150:] if text.strip() else '-'}", flush=True
+        )
+        if process.poll() == 0:
+            passed.append(name)
+    return passed
+
+
+def rounds_us(calls: dict[str, Call], rounds: int) -> dict[str, float]:
+    """Median microseconds of each call's captured graph; the calls take turns."""
+    graphs = {name: capture(call) for name, call in calls.items()}
+    flush = torch.empty(256 << 20, dtype=torch.int8, device="cuda")
+    times: dict[str, list[float]] = {name: [] for name in calls}
+    for turn in range(rounds + 1):
+        for name, graph in graphs.items():
+            begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+            flush.zero_()
+            begin.record()
+            graph.replay()
+            end.record()
+            torch.cuda.synchronize()
+            if turn:
+                times[name].append(begin.elapsed_time(end) * 1e3)
+    return {name: statistics.median(each) for name, each in times.items()}
+
+
+def table(names: Sequence[str], gather: bool, rounds: int) -> None:
+    """TFLOP/s of each form in each of PERF's prefill cases but the mixed one."""
+    cases = [case for case in PREFILL if case is not MIXED]
+    figures: dict[str, dict[str, float]] = {name: {} for name in (*names, CUDNN)}
+    for case in cases:
+        inputs = make(case)
+        calls = {name: extend(FORMS[name], inputs, not gather) for name in names}
+        peer = cudnn(inputs)
+        if peer is not None:
+            calls[CUDNN] = peer
+        for name, us in rounds_us(calls, rounds).items():
+            figures[name][case.name] = case.flops / us / 1e6
+        del inputs, calls, peer
+        torch.cuda.empty_cache()
+    best = {case.name: max(figures[name].get(case.name, 0) for name in names) for case in cases}
+    print(f"{'TFLOP/s':36}" + "".join(f"{case.name:>12}" for case in cases))
+    for name, row in figures.items():
+        cells = "".join(_cell(row.get(case.name), best[case.name]) for case in cases)
+        print(f"{name:36}{cells}", flush=True)
+
+
+def _cell(value: float | None, best: float) -> str:
+    if value is None:
+        return f"{'-':>12}"
+    return f"{value:11.1f}{'*' if value == best else ' '}"
+
+
+def mixed(rounds: int) -> None:
+    """Microseconds of a step of one chunk and many decodes, its parts, and both at once."""
+    inputs = make(MIXED)
+    begin = sum(length > 1 for length in MIXED.new)
+    part = inputs.rows(begin, len(MIXED.new))
+    q, kernel = inputs.q[sum(MIXED.new[:begin]) :], SplitKV()
+    plan = kernel.plan(part)
+    tables = part.page_table, part.context_lens, SCALE
+    side = torch.cuda.Stream()
+
+    def decode() -> object:
+        return kernel(q, *inputs.caches[0], *tables, plan=plan)
+
+    def both(chunk: Call) -> Call:
+        return lambda: (chunk(), decode())
+
+    def beside(chunk: Call, chunk_first: bool) -> Call:
+        def run() -> None:
+            main = torch.cuda.current_stream()
+            side.wait_stream(main)
+            if not chunk_first:
+                decode()
+            with torch.cuda.stream(side):
+                chunk()
+            if chunk_first:
+                decode()
+            main.wait_stream(side)
+
+        return run
+
+    chunks = {f"plain {m}x{n} w{w}, splits {s}": P(m, n, w, splits=s)
+              for m, n, w in ((64, 64, 4), (128, 64, 8)) for s in (1, 2)}  # fmt: skip
+    chunks["pipelined 64x64 s3"] = FORMS["pipelined 64x64 s3"]
+    calls: dict[str, Call] = {"decode alone": decode}
+    for name, config in chunks.items():
+        kept = replace(config, min_tokens=1) if isinstance(config, DenseConfig) else config
+        call = extend(kept, inputs)
+        calls |= {name: call, f"{name} + decode": both(call)}
+        calls |= {f"{name} | decode": beside(call, True), f"decode | {name}": beside(call, False)}
+    us = rounds_us(calls, rounds)
+    print(f"{'us: 256 + 4k beside 63 x 2k':36}{'graph':>9}{'eager':>9}")
+    for name, call in calls.items():
+        eager = do_bench(call, warmup=5, rep=30, return_mode="median") * 1e3
+        print(f"{name:36}{us[name]:9.1f}{eager:9.1f}", flush=True)
+
+
+def main() -> None:
+    """Check, then time what passed."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--only", nargs="*", default=[""], help="forms with this in their names")
+    parser.add_argument("--gather", action="store_true")
+    parser.add_argument("--mixed", action="store_true")
+    parser.add_argument("--rounds", type=int, default=9)
+    parser.add_argument("--check", help="check one form and stop")
+    arguments = parser.parse_args()
+    if arguments.check is not None:
+        check(arguments.check)
+    elif arguments.mixed:
+        mixed(arguments.rounds)
+    else:
+        names = [name for name in FORMS if any(text in name for text in arguments.only)]
+        table(passing(names), arguments.gather, arguments.rounds)
 
 
 if __name__ == "__main__":
-    if sys.argv[1:2] == ["--child"]:
-        child(sys.argv[2])
-    else:
-        main(sys.argv[1:] or list(VARIANTS))
+    main()

@@ -19,6 +19,7 @@ import torch.nn.functional as F  # noqa: N812
 import triton
 import triton.language as tl
 
+from experiments.kernels.cases import graph_us
 from kernels.page_table import step_tables, update_table
 from kernels.rms_norm import RmsNormConfig, rms_norm
 from kernels.rotary_store import RotaryStoreConfig, StoreTarget, rotary_store
@@ -231,24 +232,6 @@ def _label(config: object) -> str:
     return " ".join(str(getattr(config, name)) for name in config.__slots__)
 
 
-def graph_us(call: Callable[[], object], calls: int = 32) -> float:
-    """Microseconds a call, of `calls` in a captured graph; median of 20 replays."""
-    call()
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        for _ in range(calls):
-            call()
-    times = []
-    for _ in range(25):
-        begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-        begin.record()
-        graph.replay()
-        end.record()
-        torch.cuda.synchronize()
-        times.append(begin.elapsed_time(end) * 1e3 / calls)
-    return sorted(times[5:])[10]
-
-
 Pair = tuple[Callable[[], object], Callable[[], object]]
 """A fused call, and the same by torch."""
 
@@ -278,6 +261,9 @@ def small_tables(_: None, tokens: int) -> Pair:
     return partial(fused_tables, case), partial(torch_tables, case)
 
 
+small_us = partial(graph_us, repeats=21, calls=32)
+
+
 def time_small() -> None:
     print(f"{'us a call in a graph, fused / torch, T =':44s}" + "".join(f"{t:>15d}" for t in SMALL))
     families: tuple[tuple[str, Callable[..., Pair], tuple], ...] = (
@@ -292,7 +278,7 @@ def time_small() -> None:
             cells = []
             for tokens in SMALL:
                 fused, plain = make(config, tokens)
-                cells.append(f"{graph_us(fused):.2f} / {graph_us(plain):.2f}")
+                cells.append(f"{small_us(fused):.2f} / {small_us(plain):.2f}")
             label = f"{name} {_label(config)}"
             print(f"{label:44s}" + "".join(f"{cell:>15s}" for cell in cells), flush=True)
 

@@ -1,106 +1,133 @@
-"""Measures decode configurations on this card and writes them to kernels/pinned.json.
+"""Measures launch parameters on this card and writes them to kernels/pinned.json.
 
-    python -m experiments.kernels.tune [--head-dims 64,128] [--dtypes bfloat16] [--pages 1,16]
-                                       [--groups 1,4,8]
+    python -m experiments.kernels.tune [--kernels split_kv,rotary_store,rotary_store_few]
+                                       [--shape 128,bfloat16,16,4 ...] [--seconds 230]
 
-For every shape each candidate is checked against the torch reference, then timed (do_bench, median,
-L2 cleared) on a single long row, a small and a large batch; the least geometric mean of its times
-over the best ones wins. Candidates compile in processes of their own first, all at once. Entries of
-other devices and shapes are kept."""
+For every shape (head_dim, dtype, page size, group) each candidate is checked against torch on every
+workload, then timed in rounds that interleave the candidates; the least geometric mean of its
+median times over the best ones wins. Candidates compile beforehand in several processes. The table
+is written after each shape, those that matter most first; what --seconds leaves no time for is left
+out. Entries of other devices and shapes are kept. experiments/kernels/tuned.py holds shapes,
+candidates and workloads."""
 
 import argparse
-import itertools
 import json
-import math
-import subprocess
-import sys
-from collections.abc import Iterable, Iterator
+import os
+import statistics
+import time
+from concurrent.futures import Future, ProcessPoolExecutor
 from dataclasses import asdict
+from itertools import zip_longest
+from multiprocessing import get_context
+from pathlib import Path
+from typing import Any
 
 import torch
-from torch import Tensor
-from triton.testing import do_bench
 
-from experiments.kernels.cases import K
+from experiments.kernels.tuned import TUNED, score
 from kernels.pinned import TABLE, Shape
-from kernels.split_kv import SplitKV
-from kernels.split_launch import DecodeConfig
-from kernels.torch_reference import paged_decode
 
-KV_HEADS = 8
-BATCHES = ((32 * K,), (4 * K,) * 16, (2 * K,) * 128)
-CANDIDATES = tuple(
-    DecodeConfig(*one)
-    for one in (
-        (64, 2, 4, 2),
-        (64, 4, 4, 2),
-        (64, 2, 3, 3),
-        (64, 4, 3, 3),
-        (32, 2, 4, 2),
-        (32, 2, 6, 2),
-        (32, 4, 4, 3),
-        (128, 4, 3, 2),
-        (128, 4, 4, 2),
-        (128, 8, 3, 1),
-    )
-)
-COMPILE_S = 300.0
+ROUNDS = 3
+COMPILING = 0.65
+"""Share of the time that compilation may take."""
+
+Job = tuple[str, Shape]
 
 
 def main() -> None:
-    """Tune the shapes that the arguments ask for."""
+    """Tune what the arguments ask for."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--head-dims", default="64,80,96,128,256")
-    parser.add_argument("--dtypes", default="bfloat16,float8_e4m3fn,float32")
-    parser.add_argument("--pages", default="1,16")
-    parser.add_argument("--groups", default="1,4,8")
-    parser.add_argument("--compile-only", help="a shape as JSON: run each candidate once and stop")
+    parser.add_argument("--kernels", default=",".join(TUNED))
+    parser.add_argument("--shape", type=_shape, action="append", help="instead of the kernels' own")
+    parser.add_argument("--seconds", type=float, default=230.0)
+    parser.add_argument("--processes", type=int, default=min(16, os.cpu_count() or 1))
+    parser.add_argument("--table", type=Path, default=TABLE)
     arguments = parser.parse_args()
-    if arguments.compile_only:
-        for _ in _timed(Shape(**json.loads(arguments.compile_only)), compile_only=True):
-            pass
-        return
-    lists = (arguments.head_dims, arguments.dtypes, arguments.pages, arguments.groups)
-    dims, dtypes, pages, groups = (text.split(",") for text in lists)
-    shapes = [
-        Shape(int(dim), dtype, int(page), int(group))
-        for dim, dtype, page, group in itertools.product(dims, dtypes, pages, groups)
-    ]
-    _compile(shapes)
-    entries = [_entry(shape) for shape in shapes]
-    _write([entry for entry in entries if entry is not None])
+    begin = time.monotonic()
+    jobs = _jobs(arguments.kernels.split(","), arguments.shape)
+    ready = _compile(jobs, arguments.processes, begin + COMPILING * arguments.seconds)
+    print(f"{len(ready)} of {len(jobs)} compiled in {time.monotonic() - begin:.0f} s", flush=True)
+    for job in ready:
+        if time.monotonic() - begin > arguments.seconds:
+            print(f"no time for {job[0]} {job[1]} and what follows")
+            break
+        entry = _entry(*job)
+        if entry is not None:
+            _write(entry, arguments.table)
+    print(f"{time.monotonic() - begin:.0f} s in all")
 
 
-def _compile(shapes: Iterable[Shape]) -> None:
-    """Fill Triton's cache, a process for each shape."""
-    command = [sys.executable, "-m", "experiments.kernels.tune", "--compile-only"]
-    running = [subprocess.Popen([*command, json.dumps(asdict(shape))]) for shape in shapes]
-    for process in running:
+def _shape(text: str) -> Shape:
+    head_dim, dtype, page_size, group = text.split(",")
+    return Shape(int(head_dim), dtype, int(page_size), int(group))
+
+
+def _jobs(kernels: list[str], shapes: list[Shape] | None) -> list[Job]:
+    """The kernels' shapes by turns, the first ones of each first."""
+    unknown = [name for name in kernels if name not in TUNED]
+    if unknown:
+        raise ValueError(f"--kernels must be of {', '.join(TUNED)}, got {unknown}")
+    columns = [[(name, shape) for shape in shapes or TUNED[name].shapes] for name in kernels]
+    return [job for row in zip_longest(*columns) for job in row if job is not None]
+
+
+def _compile(jobs: list[Job], processes: int, deadline: float) -> list[Job]:
+    """Fill Triton's cache; returns the jobs that were done in time."""
+    pool = ProcessPoolExecutor(processes, mp_context=get_context("spawn"))
+    tasks: dict[Job, list[Future[str | None]]] = {
+        job: [pool.submit(_run_once, *job, i) for i in range(len(_candidates(job)))] for job in jobs
+    }
+    ready = []
+    for (name, shape), futures in tasks.items():
         try:
-            process.wait(COMPILE_S)
-        except subprocess.TimeoutExpired:
+            said = [future.result(max(0.0, deadline - time.monotonic())) for future in futures]
+        except TimeoutError:
+            break
+        ready.append((name, shape))
+        for text in filter(None, said):
+            print(f"{name} {shape}: {text}", flush=True)
+    if len(ready) < len(jobs):
+        for process in list(pool._processes.values()):
             process.kill()
+    pool.shutdown(cancel_futures=True)
+    return ready
 
 
-def _entry(shape: Shape) -> dict[str, object] | None:
+def _candidates(job: Job) -> list[Any]:
+    name, shape = job
+    return list(TUNED[name].candidates(shape))
+
+
+def _run_once(name: str, shape: Shape, index: int) -> str | None:
+    """Compile one candidate; returns what prevents it, most often shared memory or registers."""
+    config = _candidates((name, shape))[index]
+    try:
+        for workload in TUNED[name].workloads(shape, True):
+            workload.run(config)
+        torch.cuda.synchronize()
+    except Exception as error:
+        return f"{config} left out: {str(error)[:100]}"
+    return None
+
+
+def _entry(name: str, shape: Shape) -> dict[str, object] | None:
     """The best candidate of a shape, or None if none serves it."""
-    times = dict(_timed(shape))
+    begin = time.monotonic()
+    times = _times(name, shape)
     if not times:
-        print(f"{shape}: no candidate serves it", flush=True)
+        print(f"{name} {shape}: no candidate serves it", flush=True)
         return None
     best = [min(column) for column in zip(*times.values(), strict=True)]
-
-    def score(config: DecodeConfig) -> float:
-        ratios = [us / least for us, least in zip(times[config], best, strict=True)]
-        return math.exp(sum(map(math.log, ratios)) / len(ratios))
-
-    winner = min(times, key=score)
-    us = [round(one, 1) for one in times[winner]]
-    print(f"{shape}: {winner} {us} us, {score(winner):.3f} of the best of each", flush=True)
+    ranked = sorted(times, key=lambda config: score(times[config], best))
+    winner = ranked[0]
+    us = [round(one, 2) for one in times[winner]]
+    scores = [round(score(times[config], best), 3) for config in ranked]
+    took = time.monotonic() - begin
+    print(f"{name} {shape}: {winner} {us} us; scores {scores}; {took:.1f} s", flush=True)
     return {
-        "kernel": "split_kv",
+        "kernel": name,
         "device": torch.cuda.get_device_name(),
         "shape": asdict(shape),
         "configuration": asdict(winner),
@@ -108,79 +135,34 @@ def _entry(shape: Shape) -> dict[str, object] | None:
     }
 
 
-def _timed(shape: Shape, compile_only: bool = False) -> Iterator[tuple[DecodeConfig, list[float]]]:
-    """Candidates that serve the shape, with microseconds for each batch."""
-    batches = [_inputs(shape, lens) for lens in BATCHES]
-    scale = shape.head_dim**-0.5
-    for config in CANDIDATES:
-        kernel = SplitKV(config=config)
-        times = []
+def _times(name: str, shape: Shape) -> dict[Any, list[float]]:
+    """Candidates that are right, with their median microseconds for each workload."""
+    workloads = TUNED[name].workloads(shape, False)
+    good = []
+    for config in _candidates((name, shape)):
         try:
-            for tensors in batches:
-                plan = None
-                out = kernel(*tensors, scale)
-                if compile_only:
-                    torch.cuda.synchronize()
-                    continue
-                _check(out, tensors, scale)
-                plan = kernel.plan(_rows(tensors, shape))
-                call = _call(kernel, tensors, scale, plan)
-                times.append(1e3 * do_bench(call, warmup=5, rep=25, return_mode="median"))
-        except Exception as error:  # most often: shared memory or registers do not suffice
-            print(f"{shape}: {config} left out: {str(error)[:100]}", flush=True)
-            continue
-        yield config, times
+            for workload in workloads:
+                workload.check(config)
+            good.append(config)
+        except Exception as error:
+            print(f"{name} {shape}: {config} left out: {str(error)[:100]}", flush=True)
+    rounds = [
+        {config: [workload.us(config) for workload in workloads] for config in good}
+        for _ in range(ROUNDS)
+    ]
+    return {
+        config: [statistics.median(us) for us in zip(*(r[config] for r in rounds), strict=True)]
+        for config in good
+    }
 
 
-def _call(kernel, tensors, scale, plan):  # noqa: ANN001, ANN202
-    return lambda: kernel(*tensors, scale, plan=plan)
-
-
-def _rows(tensors, shape):  # noqa: ANN001, ANN202
-    from kernels.declare import Rows
-
-    q, _, _, table, lens = tensors
-    starts = torch.arange(len(lens) + 1, dtype=torch.int32, device="cuda")
-    host = [0] * len(lens)
-    return Rows(
-        table, lens, starts, host, [1] * len(lens), shape.page_size, q.shape[1], KV_HEADS,
-        shape.head_dim,
-    )  # fmt: skip
-
-
-def _check(out: Tensor, tensors: tuple[Tensor, ...], scale: float) -> None:
-    q, k_cache, v_cache, table, lens = (
-        tensor[:1] if i in (0, 3, 4) else tensor for i, tensor in enumerate(tensors)
-    )
-    expected = paged_decode(q.float(), k_cache.float(), v_cache.float(), table, lens, scale)
-    error = float((out[:1].float() - expected).norm() / expected.norm())
-    if not error < 2e-2:
-        raise ValueError(f"relative error {error:.3g}")
-
-
-def _inputs(shape: Shape, lens: tuple[int, ...]) -> tuple[Tensor, ...]:
-    torch.manual_seed(0)
-    pages = [-(-length // shape.page_size) for length in lens]
-    dims = (sum(pages) + 1, shape.page_size, KV_HEADS, shape.head_dim)
-    cache_dtype = getattr(torch, shape.dtype)
-    q_dtype = torch.bfloat16 if cache_dtype.itemsize == 1 else cache_dtype
-    k_cache, v_cache = (
-        torch.randn(dims, device="cuda", dtype=q_dtype).to(cache_dtype) for _ in range(2)
-    )
-    free = torch.randperm(sum(pages), device="cuda", dtype=torch.int32) + 1
-    table = free.view(len(lens), pages[0])  # rows of one length
-    q = torch.randn(len(lens), KV_HEADS * shape.group, shape.head_dim, device="cuda", dtype=q_dtype)
-    return q, k_cache, v_cache, table, torch.tensor(lens, dtype=torch.int32, device="cuda")
-
-
-def _write(entries: list[dict[str, object]]) -> None:
-    """Replace the entries of these shapes on this device, one line each."""
-    old = json.loads(TABLE.read_text()) if TABLE.exists() else []
+def _write(entry: dict[str, object], table: Path) -> None:
+    """Replace the entry of this kernel, device and shape; one line each."""
+    old = json.loads(table.read_text()) if table.exists() else []
     fields = ("kernel", "device", "shape")
-    new = [[entry[name] for name in fields] for entry in entries]
-    kept = [entry for entry in old if [entry[name] for name in fields] not in new]
-    lines = ",\n".join(json.dumps(entry) for entry in [*kept, *entries])
-    TABLE.write_text(f"[\n{lines}\n]\n")
+    kept = [one for one in old if any(one[name] != entry[name] for name in fields)]
+    lines = ",\n".join(json.dumps(one) for one in [*kept, entry])
+    table.write_text(f"[\n{lines}\n]\n")
 
 
 if __name__ == "__main__":

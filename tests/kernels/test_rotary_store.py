@@ -1,10 +1,19 @@
 """Norms, rotary embedding and KV store against plain torch in float32."""
 
+import json
+
 import numpy as np
 import pytest
 import torch
 
-from kernels.rotary_store import RotaryStoreConfig, StoreTarget, rotary_store
+from kernels import pinned
+from kernels.rotary_store import (
+    RotaryStoreConfig,
+    StoreTarget,
+    default_config,
+    pinned_config,
+    rotary_store,
+)
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 FP8 = torch.float8_e4m3fn
@@ -166,6 +175,34 @@ def test_head_counts_and_tokens(tokens, heads):
 @pytest.mark.parametrize("config", [RotaryStoreConfig(1, 1), RotaryStoreConfig(4, 2)])
 def test_configuration_changes_nothing(config):
     check(Case(torch.float16, norm=True, dim=64), config)
+
+
+def test_measured_configuration_serves_batches_of_its_size(monkeypatch, tmp_path):
+    shape = {"head_dim": 128, "dtype": "bfloat16", "page_size": 1, "group": 4}
+    entries = [
+        {"kernel": kernel, "device": "Card", "shape": shape, "configuration": configuration}
+        for kernel, configuration in (
+            ("rotary_store", {"heads": 32, "num_warps": 8}),
+            ("rotary_store_few", {"heads": 2, "num_warps": 1}),
+        )
+    ]
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "Card")
+    monkeypatch.setattr(pinned, "TABLE", tmp_path / "pinned.json")
+    pinned.TABLE.write_text(json.dumps(entries))
+    pinned._table.cache_clear()
+    pinned_config.cache_clear()
+
+    def chosen(few, counts=(32, 8, 128), device="cuda"):
+        return pinned_config(torch.device(device), counts, torch.bfloat16, few)
+
+    try:
+        assert chosen(few=False) == RotaryStoreConfig(32, 8)
+        assert chosen(few=True) == RotaryStoreConfig(2, 1)
+        assert chosen(False, (2, 1, 96)) == RotaryStoreConfig(4, 8)  # no more heads than there are
+        assert chosen(False, device="cpu") == default_config(48, 64)
+    finally:
+        pinned._table.cache_clear()
+        pinned_config.cache_clear()
 
 
 def test_slots_far_into_the_cache_are_64_bit():

@@ -278,3 +278,9 @@ def test_tiles_smaller_than_a_group_are_refused():
     case = shared_case([100, 90], {}, heads=(32, 2))
     with pytest.raises(ValueError, match="block_m must be at least a group"):
         call(eager(prefix_config=PrefixConfig(8, 32)), case)
+
+
+def test_refuses_splits_that_would_promise_independence_of_the_batch():
+    with pytest.raises(ValueError, match="splits must be auto or a number"):
+        SharedPrefix(splits="invariant")
+    assert not SharedPrefix(splits=2).capabilities.batch_invariant

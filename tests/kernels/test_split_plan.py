@@ -6,7 +6,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kernels import split_plan
-from kernels.split_plan import Contexts, PlanShape, balanced, fixed_count, fixed_length
+from kernels.split_plan import (
+    Contexts,
+    PlannerConfig,
+    PlanShape,
+    balanced,
+    fixed_count,
+    fixed_length,
+)
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 SHAPE = PlanShape(num_kv_heads=8, block_n=64, resident=264)
@@ -78,6 +85,15 @@ def test_more_rows_than_a_block_keep_their_order(monkeypatch):
     monkeypatch.setattr(split_plan, "BLOCK_ROWS", 16)
     lens = [(7 * i) % 130 for i in range(40)]
     check(balanced(contexts(lens), SHAPE), lens)
+
+
+@pytest.mark.parametrize("rows", [2, 8])
+def test_programs_of_several_rows_write_the_same_plan(rows):
+    lens, prefix, parts = [9000, 0, 64, 700, 1], [128, 0, 0, 640, 0], [2, 0, 0, 3, 1]
+    given = contexts(lens, None, prefix, parts)
+    table = balanced(given, SHAPE, config=PlannerConfig(rows, num_warps=2))
+    check(table, lens, prefix=prefix, parts=parts)
+    assert rows_of(table) == rows_of(balanced(given, SHAPE, config=PlannerConfig(1, num_warps=1)))
 
 
 @pytest.mark.parametrize(

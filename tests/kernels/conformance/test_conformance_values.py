@@ -29,7 +29,7 @@ def test_head_dim(kernel, head_dim, agrees):
 
 def test_energy_in_late_columns(kernel, head_dim, agrees):
     """triton-lang/triton#621: only the first 64 columns of a head are used (N08)."""
-    case = kernel.case([70], head_dim=head_dim, seed=1)
+    case = kernel.case([40 if kernel.quick else 70], head_dim=head_dim, seed=1)
     first = min(64, head_dim // 2)
     for tensor in (case.q, case.keys[0], case.values[0]):
         tensor[..., :first] = 0
@@ -59,10 +59,12 @@ def test_neighbours_of_a_group_stay_untouched(kernel, odd_group, agrees):
     assert after[:, middle].isnan().all(), "NaN in q and K was swallowed"
 
 
-@pytest.mark.parametrize("batch_of_lengths", [0, 1, pytest.param(2, marks=thorough)])
-def test_lengths_at_page_and_tile_edges(kernel, page_size, batch_of_lengths, agrees):
-    lengths = edges(page_size)[batch_of_lengths]
-    agrees(kernel, kernel.case(lengths, page_size=page_size, garbage_tails=True, seed=3))
+def test_lengths_at_page_and_tile_edges(kernel, page_size, agrees):
+    batches = edges(page_size)
+    if kernel.quick:  # the page's edges at the usual size, a tile's at the others
+        batches = batches[:1] if page_size == kernel.page_size else batches[1:2]
+    for lengths in batches:
+        agrees(kernel, kernel.case(lengths, page_size=page_size, garbage_tails=True, seed=3))
 
 
 def test_dtype(kernel, dtype, agrees):

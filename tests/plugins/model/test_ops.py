@@ -127,27 +127,23 @@ class Launches(TorchDispatchMode):
             self.counts[name] += 1
         return function(*args, **(kwargs or {}))
 
-    def kernel(self, name, kernel):
-        """A stand-in for a Triton kernel that counts its launches."""
+    def launcher(self, name, launch):
+        """A stand-in for a kernel's launcher that counts."""
 
-        class Counted:
-            def __getitem__(_, grid):  # noqa: N805
-                def launch(*args, **kwargs):
-                    self.counts[name] += 1
-                    with _disable_current_modes():
-                        kernel[grid](*args, **kwargs)
+        def counted(*args, **kwargs):
+            self.counts[name] += 1
+            with _disable_current_modes():
+                launch(*args, **kwargs)
 
-                return launch
-
-        return Counted()
+        return counted
 
 
 def launches(model, monkeypatch):
     """What one layer launches beside matrix products and attention: of n layers less n - 1."""
     counter = Launches()
     for module in (rms_norm, rotary_store, swiglu):
-        name = module.__name__.rpartition(".")[2] + "_kernel"
-        monkeypatch.setattr(module, name, counter.kernel(name, getattr(module, name)))
+        name = module.__name__.rpartition(".")[2]
+        monkeypatch.setattr(module, "_run", counter.launcher(name, module._run))
     layout = PoolLayout(5, 16, 2, 4, 8)
     shape = (model.num_layers, model.num_kv_heads, model.head_dim)
     attend = Attend(
@@ -173,7 +169,7 @@ def launches(model, monkeypatch):
 @pytest.mark.parametrize("family", ["llama", "qwen3", "qwen2"])
 def test_layer_has_four_launches_beside_products_and_attention(folders, family, monkeypatch):
     layer = launches(load(folders[family], FusedOps()), monkeypatch)
-    assert layer == {"rms_norm_kernel": 2, "rotary_store_kernel": 1, "swiglu_kernel": 1}
+    assert layer == {"rms_norm": 2, "rotary_store": 1, "swiglu": 1}
 
 
 def test_torch_layer_has_more_launches(folders, monkeypatch):
