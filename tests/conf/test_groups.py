@@ -22,6 +22,7 @@ NEEDED = {
     "workload=file": ["workload.path=trace.jsonl"],
     "mode=generate": ["prompt=Hello"],
     "mode=explain": ["run=outputs/some", "request=r-1"],
+    "+experiment=engines": ["workload.path=trace.jsonl"],
 }
 CHOICES = {group: [f"{group}={name}" for name in options(group, [ROOT])] for group in GROUPS}
 CHOICES |= {group: [f"+{group}={name}" for name in options(group, [ROOT])] for group in OPTIONAL}
@@ -70,7 +71,7 @@ def test_files_compose_and_build(row: list[str]):
 
 @pytest.mark.parametrize("experiment", EXPERIMENTS)
 def test_experiment_composes_and_builds(experiment: str):
-    job = composed([experiment])
+    job = composed([experiment, *NEEDED.get(experiment, [])])
     nodes = {**default_nodes(job), "workload": ("workload", job.config["workload"])}
     assert all(build(path, node) for path, node in nodes.values())
 

@@ -1,0 +1,144 @@
+"""A mode that serves several request files one after another on one engine, each from a cold cache.
+
+`python -m experiments.engines.run` starts it through run.py: mode._target_ names this class."""
+
+import json
+import time
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from statistics import fmean
+from typing import Any
+
+import numpy as np
+
+from core.engine import Engine
+from core.queries import SinkQuery
+from core.request import Request, SamplingParams
+from core.session import Session
+from experiments.engines.workloads import warm_up_load
+from plugins.mode.bench import Bench, Outlet
+from plugins.workload.file import File
+
+RESULTS = "results.jsonl"
+READY = "ready"
+
+
+class Serve(Bench):
+    """paths: request files, named by their stems; rounds: how often to go through all of them.
+    warmup: first two batches of `warmup_requests` prompts, drawn and greedy. lock: as in Bench.
+
+    Writes a line of results.jsonl as each run ends, and one with the time of the first token before
+    all others; the sinks of each run write to a folder of its own."""
+
+    def __init__(
+        self,
+        paths: tuple[str, ...],
+        rounds: int = 1,
+        warmup: bool = True,
+        lock: str = "fail",
+        warmup_requests: int = 64,
+    ) -> None:
+        super().__init__(warmup, lock)
+        self.paths = paths
+        self.rounds = rounds
+        self.warmup_requests = warmup_requests
+
+    def _serve(
+        self, session: Session, engine: Engine, outlet: Outlet, warms: bool
+    ) -> dict[str, Any]:
+        results = []
+        facts = engine.executor.describe()
+        session.run.manifest["executor"] = facts
+        with open(session.folder / RESULTS, "w", encoding="utf-8") as log:
+            if warms:
+                log.write(json.dumps(self._warm_up(session, engine) | {"executor": facts}) + "\n")
+                log.flush()
+            for number in range(self.rounds):
+                for path in map(Path, self.paths):
+                    result = self._measured(session, engine, outlet, path, number)
+                    results.append(result)
+                    log.write(json.dumps(result) + "\n")
+                    log.flush()
+        session.hooks.check_all_asked(session.engine.strict)
+        return {"results": results}
+
+    def _warm_up(self, session: Session, engine: Engine) -> dict[str, Any]:
+        """What was compiled and loaded by need is there afterwards. unix_s: the first token's."""
+        first_s = 0.0
+        for temperature in (0.6, 0.0):
+            load = warm_up_load(temperature, self.warmup_requests)
+            limit = engine.state.max_model_len - 16
+            for number, prompt in enumerate(load.prompts):
+                tokens = np.array(prompt[:limit], np.int32) % engine.executor.vocab_size
+                params = SamplingParams(max_tokens=16, temperature=temperature, ignore_eos=True)
+                engine.submit(Request(f"warm-{number}", tokens, params, session.clock.now()))
+            while engine.has_work:
+                event = engine.step()
+                if event is not None and len(event.token_ids) and not first_s:
+                    first_s = time.time()
+            clear_cache(engine)
+        return {"kind": READY, "unix_s": first_s}
+
+    def _measured(
+        self, session: Session, engine: Engine, outlet: Outlet, path: Path, number: int
+    ) -> dict[str, Any]:
+        name = f"{path.stem}-{number}"
+        session = replace(session, workload=File(str(path)), folder=session.folder / name)
+        session.folder.mkdir(exist_ok=True)
+        tokenizer, vocab = engine.executor.tokenizer, engine.executor.vocab_size
+        requests = session.workload.requests(tokenizer, vocab, session.run.seed)
+        outlet.sinks = session.hooks.build_all(
+            "build_sink", SinkQuery(session.run, str(session.folder))
+        )
+        try:
+            begin = time.perf_counter()
+            totals = self._replay(session, engine, requests)
+            wall_s = time.perf_counter() - begin
+            summary = self._summary(session, engine, requests, totals)
+            session.hooks.notify("on_run_end", summary)
+        except BaseException as error:
+            outlet.fail(error)
+            raise
+        outlet.close(session.run, summary)
+        engine.records.clear()
+        clear_cache(engine)
+        return {"workload": path.stem, "round": number, **_figures(requests, summary, wall_s)}
+
+
+def clear_cache(engine: Engine) -> None:
+    """Drop every cached page that nobody uses."""
+    memory = engine.state.memory
+    memory.allocator.free(memory.ledger.from_tree(memory.cache.clear()))
+
+
+def _figures(requests: Sequence[Request], summary: dict[str, Any], wall_s: float) -> dict[str, Any]:
+    """Named as shared by all engines; then what only this engine tells. Raises RuntimeError for
+    another number of tokens than was asked for."""
+    tokens, steps, latency = summary["tokens"], summary["steps"], summary["latency"]
+    asked = sum(request.params.max_tokens for request in requests)
+    if tokens["output"] != asked:
+        reason = summary["requests"]["first_error"]
+        raise RuntimeError(f"output tokens must be {asked}, got {tokens['output']}: {reason}")
+    milliseconds = {
+        f"{kind}_{rank}_ms": round(1000 * latency[f"{kind}_s"][rank], 2)
+        for kind in ("ttft", "itl")
+        for rank in ("p50", "p99")
+        if latency[f"{kind}_s"][rank] is not None
+    }
+    return {
+        "requests": len(requests),
+        "prompt_tokens": tokens["prompt"],
+        "output_tokens": tokens["output"],
+        "wall_s": round(wall_s, 4),
+        "output_tok_s": round(tokens["output"] / wall_s, 1),
+        "total_tok_s": round((tokens["prompt"] + tokens["output"]) / wall_s, 1),
+        "temperature": fmean(request.params.temperature for request in requests),
+        "cached_tokens": tokens["cached"],
+        **milliseconds,
+        "computed_tokens": tokens["computed"],
+        "duplicate_prefill_tokens": tokens["duplicate_prefill"],
+        "preemptions": summary["preemptions"],
+        "steps": steps["count"],
+        "host_us_mean": {part: round(us or 0.0, 1) for part, us in steps["host_us_mean"].items()},
+    }
