@@ -24,7 +24,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from kernels.check import require
+from kernels.check import check_device, require
 from kernels.declare import Capabilities, Rows, declare
 from kernels.extend_check import Form, check_extend, extend_form
 from kernels.extend_merge import merge_splits
@@ -286,14 +286,27 @@ def extend(
         plan.forms.add(form)
     require(scale > 0 and k_scale > 0, "scale, k_scale", "> 0", (scale, k_scale))
     require(window is None or window > 0, "window", "> 0 or None", window)
-    out = q.new_empty(q.shape) if out is None else out
-    if return_lse and lse is None:
-        lse = q.new_empty(q.shape[:2], dtype=torch.float32)
+    out = _result("out", out, q, q.shape, q.dtype)
+    if return_lse or lse is not None:
+        lse = _result("lse", lse, q, q.shape[:2], torch.float32)
     config = config or _default_config(q.dtype, q.shape[2])
     if q.shape[0]:
         factors = scale, None if softcap is None else float(softcap), k_scale, float(v_scale)
-        _launch(form, arguments, plan, factors, window, config, out, lse)
+        _launch(form[0], arguments, plan, factors, window, config, out, lse)
     return (out, lse) if return_lse else out
+
+
+def _result(
+    name: str, given: Tensor | None, q: Tensor, shape: tuple[int, ...], dtype: torch.dtype
+) -> Tensor:
+    """`given`, where it can hold the result, or a new tensor."""
+    if given is None:
+        return q.new_empty(shape, dtype=dtype)
+    require(given.shape == shape, name, f"of shape {tuple(shape)}", tuple(given.shape))
+    require(given.dtype == dtype, f"{name} dtype", str(dtype), str(given.dtype))
+    require(given.is_contiguous(), f"{name} strides", "contiguous", given.stride())
+    check_device(name, given, q)
+    return given
 
 
 # Its compiled forms, as Triton itself keeps them.
@@ -301,7 +314,7 @@ _run_extend = Launcher(_extend_kernel)
 
 
 def _launch(
-    form: Form,
+    form: tuple[Any, ...],
     tensors: tuple[Tensor, ...],
     plan: ExtendPlan,
     factors: tuple[float, float | None, float, float],

@@ -7,6 +7,7 @@ from torch import Tensor
 
 from kernels.check import check_device, check_int32, check_paged, require
 from kernels.declare import Capabilities
+from kernels.launch import form_of
 
 Form = tuple[Any, ...]
 
@@ -19,22 +20,10 @@ def extend_form(
     context_lens: Tensor,
     query_starts: Tensor,
 ) -> Form:
-    """All that checks and compilation depend on: devices, types, shapes, strides, alignment."""
-    addresses = (
-        q.data_ptr() | k_cache.data_ptr() | v_cache.data_ptr(),
-        page_table.data_ptr() % 16,
-        context_lens.data_ptr() % 16,
-        query_starts.data_ptr() % 16,
-    )
-    return (
-        *(q.device, q.dtype, q.shape, q.stride()),
-        *(k_cache.dtype, k_cache.shape, k_cache.stride(), k_cache.device),
-        *(v_cache.dtype, v_cache.shape, v_cache.stride(), v_cache.device),
-        *(page_table.dtype, page_table.shape, page_table.stride(), page_table.device),
-        *(context_lens.dtype, context_lens.shape, context_lens.stride(), context_lens.device),
-        *(query_starts.dtype, query_starts.shape, query_starts.stride(), query_starts.device),
-        *(addresses[0] % 16, *addresses[1:]),
-    )
+    """(what compilation depends on, sizes): together all that checks depend on. The first alone is
+    a launch's key: batches differ in their sizes without end."""
+    tensors = q, k_cache, v_cache, page_table, context_lens, query_starts
+    return form_of(*tensors), tuple(map(len, tensors))
 
 
 def check_extend(

@@ -27,7 +27,7 @@ from kernels.extend_check import Form, check_extend, extend_form
 from kernels.extend_plan import make_slots, make_tiles
 from kernels.extend_tma import DenseConfig, Work
 from kernels.jit import INTERPRETED, LOG2E
-from kernels.launch import Launcher
+from kernels.launch import Launcher, form_of
 from kernels.probe import compiles
 
 CAPABILITIES = replace(plain.CAPABILITIES, graph_safe=False, takes_new_kv=True)
@@ -86,6 +86,8 @@ def plan_extend(rows: Rows, config: DenseConfig | None = None) -> DensePlan:
     limit = config.min_tokens
     pairs = list(zip(rows.host_context_lens, rows.host_query_lens, strict=True))
     long = [(context, new) for context, new in pairs if new >= limit]
+    if any(new > context for context, new in long):
+        long = []  # queries before position 0: the plain kernel alone knows them
     starts, lens, total = rows.query_starts, rows.context_lens, sum(rows.host_query_lens)
     short = None
     if len(long) < len(pairs):
@@ -145,9 +147,9 @@ def extend(
     new, same = None, k_cache.dtype == q.dtype and k_scale == v_scale == 1.0
     if same and not plan.has_prefix and k_new is not None and v_new is not None:
         new = k_new, v_new
-        form = (*form, *_check_new(arguments[:2], new, plan))
+        _check_new(arguments[:2], new, plan)
     factors = scale * k_scale * LOG2E.value, float(v_scale)
-    _launch(form, arguments, new, plan, config, factors, (out, lse))
+    _launch(form[0], arguments, new, plan, config, factors, (out, lse))
     return out if lse is None else (out, lse)
 
 
@@ -217,12 +219,12 @@ def _read_rows(
     return Rows(page_table, context_lens, query_starts, *lens, *sizes)
 
 
-def _check_new(given: tuple[Tensor, Tensor], new: tuple[Tensor, Tensor], plan: DensePlan) -> Form:
-    """The new keys' and values' form; ValueError for one that the kernel cannot take."""
+def _check_new(given: tuple[Tensor, Tensor], new: tuple[Tensor, Tensor], plan: DensePlan) -> None:
+    """Raise ValueError for new keys or values that the kernel cannot take."""
     q, k_cache = given
-    form = tuple((x.shape, x.dtype, x.stride(), x.device, x.data_ptr() % 16) for x in new)
+    form = form_of(*new), tuple(map(len, new))
     if form in plan.forms:
-        return form
+        return
     shape = (q.shape[0], *k_cache.shape[2:])
     for name, tensor in zip(("k_new", "v_new"), new, strict=True):
         require(tensor.shape == shape, name, f"shaped {shape}", tuple(tensor.shape))
@@ -233,14 +235,13 @@ def _check_new(given: tuple[Tensor, Tensor], new: tuple[Tensor, Tensor], plan: D
         require(tensor.data_ptr() % 16 == 0, f"{name} address", "aligned to 16 bytes", strides)
         check_device(name, tensor, q)
     plan.forms.add(form)
-    return form
 
 
 _run_gather = Launcher(_gather_kernel)
 
 
 def _gather(
-    form: Form, q: Tensor, caches: tuple[Tensor, ...], plan: DensePlan
+    form: tuple[Any, ...], q: Tensor, caches: tuple[Tensor, ...], plan: DensePlan
 ) -> tuple[Tensor, ...]:
     """Long rows' K and V [W, Hkv * D] in order; see make_slots. One workspace serves all layers."""
     if plan.slots is None:
@@ -264,7 +265,7 @@ def _gather(
 
 
 def _launch(
-    form: Form,
+    form: tuple[Any, ...],
     arguments: tuple[Tensor, ...],
     new: tuple[Tensor, Tensor] | None,
     plan: DensePlan,
@@ -287,8 +288,9 @@ def _launch(
         keys, values = new
     heads, num_kv_heads = q.shape[1], k_cache.shape[2]
     regions = rows.query_starts if new else plan.regions
+    of_new = None if new is None else form_of(*new)
     work = Work(
-        key=(form, lse is None, new is None),
+        key=(form, lse is None, of_new),
         q=q, keys=keys, values=values, out=out, lse=lse, tiles=plan.tiles[config.block_m],
         query_starts=rows.query_starts, context_lens=rows.context_lens, regions=regions,
         direct=new is not None, scale=factors[0], v_scale=factors[1], heads=heads,

@@ -145,3 +145,17 @@ def test_tiles_cover_each_query_once_longest_first(pack, block_m):
     some = make_tiles(starts, lens, total, pack, block_m, min_tokens=40, below_tokens=60)
     rows = {row for row, _ in some.tolist() if row >= 0}
     assert rows == {row for row in range(150) if 40 <= lengths[row] < 60}
+
+
+def test_results_that_do_not_fit_are_refused():
+    case = Case([(20, 4), (3, 3)])
+    tokens, heads, dim = case.q.shape
+    short = torch.empty(tokens - 1, heads, dim, dtype=case.q.dtype, device=DEVICE)
+    wide = torch.empty(tokens, heads, 2 * dim, dtype=case.q.dtype, device=DEVICE)
+    lse = torch.empty(tokens, heads, dtype=torch.float16, device=DEVICE)
+    with pytest.raises(ValueError, match="out must be of shape"):
+        extend(*case.inputs(), out=short)
+    with pytest.raises(ValueError, match="out strides must be contiguous"):
+        extend(*case.inputs(), out=wide[..., :dim])
+    with pytest.raises(ValueError, match="lse dtype must be torch.float32, got 'torch.float16'"):
+        extend(*case.inputs(), return_lse=True, lse=lse)

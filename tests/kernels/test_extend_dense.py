@@ -166,3 +166,10 @@ def test_extend_refuses_misplaced_new_keys():
         extend(*case.inputs(), plan=plan, k_new=k_new[1:], v_new=v_new)
     with pytest.raises(ValueError, match="v_new dtype"):
         extend(*case.inputs(), plan=plan, k_new=k_new, v_new=v_new.float())
+
+
+@needs_dense
+def test_queries_before_position_0_see_nothing():
+    case = Case([(0, 2), (64, 66), (90, 90)], head_dim=64)
+    plan = plan_extend(case.plan_rows(), DenseConfig(min_tokens=32))
+    case.check(*extend(*case.inputs(), plan=plan, return_lse=True))

@@ -1,0 +1,57 @@
+"""Relaunching a compiled kernel: straight to the driver, and through Triton for a profiler."""
+
+from types import SimpleNamespace
+
+import pytest
+import torch
+from triton import knobs
+
+from kernels.launch import Launcher, form_of
+
+
+class Compiled:
+    function, packed_metadata = "function", "metadata"
+
+    def __init__(self):
+        self.calls = []
+
+    def run(self, *arguments):
+        self.calls.append(arguments)
+
+    def __getitem__(self, grid):
+        return lambda *arguments: self.calls.append(("seen", grid, *arguments))
+
+
+@pytest.fixture
+def launcher(monkeypatch):
+    monkeypatch.setattr(torch._C, "_cuda_getCurrentRawStream", lambda _: "stream", raising=False)
+    known = Launcher(SimpleNamespace())
+    known._compiled["key"] = (Compiled(), (128, True), 0)
+    return known
+
+
+def test_second_launch_skips_tritons_lookup(launcher):
+    assert launcher.again("key", (3, 2), (11, 0.5))
+    compiled = launcher._compiled["key"][0]
+    hooks = (None, None, None)
+    expected = (3, 2, 1, "stream", "function", "metadata", *hooks, 11, 0.5, 128, True)
+    assert compiled.calls == [expected]
+    assert not launcher.again("another", (3, 2), (11, 0.5))
+
+
+def test_profiler_sees_every_launch(launcher):
+    knobs.runtime.launch_enter_hook.add(print)
+    try:
+        launcher.again("key", (3, 2), (11,))
+    finally:
+        knobs.runtime.launch_enter_hook.remove(print)
+    assert launcher._compiled["key"][0].calls == [("seen", (3, 2, 1), 11, 128, True)]
+
+
+def test_form_does_not_grow_with_the_batch():
+    one, other = torch.zeros(5, 4, 8), torch.zeros(700, 4, 8)
+    assert form_of(one, None) == form_of(other, None)
+    assert form_of(one) != form_of(one[:, :2])
+    assert form_of(one) != form_of(one.half())
+    assert form_of(one.flatten()[4:]) == form_of(one.flatten())  # 16 bytes further
+    assert form_of(one.flatten()[1:]) != form_of(one.flatten())
