@@ -21,14 +21,16 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
+import torch
 import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource, make_backend
 from triton.runtime import jit
 
-import kernels.check
-
 ROOT = Path(__file__).resolve().parent.parent
+MULTIPROCESSOR_REGISTERS = 65536
+MULTIPROCESSOR_BYTES = {80: 167936, 86: 102400, 89: 102400, 90: 233472, 100: 233472, 120: 102400}
+"""Shared memory, by capability."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,6 +54,14 @@ class Compiled:
     has_tma: bool
     ptx: str = field(default="", repr=False)
     ttgir: str = field(default="", repr=False)
+
+    @property
+    def programs(self) -> int:
+        """How many a multiprocessor holds at once, by registers and shared memory."""
+        # 1 KB of shared memory a program is the system's; registers come in steps of 8 a thread.
+        by_shared = MULTIPROCESSOR_BYTES[self.capability] // (self.shared_bytes + 1024)
+        registers = -(-self.registers // 8) * 8 * 32 * self.num_warps
+        return min(by_shared, MULTIPROCESSOR_REGISTERS // registers)
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,14 +110,14 @@ def record(capability: int = 90) -> Iterator[list[Compiled]]:
         parsed, *parts = self._pack_args(backend, options, bound, specialization, parsed)
         compiled.append(_compile(ASTSource(self, *parts), capability, parsed.__dict__))
 
-    original, interpreted = jit.JITFunction.run, kernels.check.INTERPRETED
+    original = jit.JITFunction.run
     jit.JITFunction.run = run
-    kernels.check.INTERPRETED = True  # its checks let CPU tensors pass
+    torch.Tensor.is_cuda = True  # so that checks let CPU tensors pass
     try:
         yield compiled
     finally:
         jit.JITFunction.run = original
-        kernels.check.INTERPRETED = interpreted
+        del torch.Tensor.is_cuda  # back to what it hid
 
 
 def inspect_all(

@@ -11,11 +11,14 @@ all of them and describes their meaning.
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pkgutil import resolve_name
 from typing import Any, TypeVar, cast
 
 from torch import Tensor
+
+KV_CAPABILITY = {"float8_e4m3fn": 89}
+"""Least CUDA capability (89 = 8.9) for which Triton compiles reads of a cache's dtype."""
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -31,7 +34,8 @@ class Capabilities:
     grids and device-side lengths, so that a CUDA graph may capture plan and call. batch_invariant:
     a row's result does not depend on the rows beside it, bit for bit. returns_lse, softcap: it
     takes these keywords. takes_new_kv: an extend kernel takes keywords k_new and v_new, the new
-    tokens' K and V [T, Hkv, D] in q's dtype, tokens strided, which the cache holds too."""
+    tokens' K and V [T, Hkv, D] in q's dtype, tokens strided, which the cache holds too.
+    kv_capability: least CUDA capability (89 = 8.9) by cache dtype, default what Triton needs."""
 
     dtypes: tuple[str, ...]
     devices: tuple[str, ...]
@@ -45,6 +49,9 @@ class Capabilities:
     returns_lse: bool = False
     softcap: bool = False
     takes_new_kv: bool = False
+    kv_capability: Mapping[str, int] = field(
+        default_factory=lambda: dict(KV_CAPABILITY), hash=False
+    )
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -24,7 +24,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from kernels.check import check_device, require
+from kernels.check import check_device, check_softcap, check_window, require
 from kernels.declare import Capabilities, Rows, declare
 from kernels.extend_check import Form, check_extend, extend_form
 from kernels.extend_merge import merge_splits
@@ -285,7 +285,8 @@ def extend(
         check_extend(CAPABILITIES, *arguments)
         plan.forms.add(form)
     require(scale > 0 and k_scale > 0, "scale, k_scale", "> 0", (scale, k_scale))
-    require(window is None or window > 0, "window", "> 0 or None", window)
+    check_window(window)
+    check_softcap(softcap)
     out = _result("out", out, q, q.shape, q.dtype)
     if return_lse or lse is not None:
         lse = _result("lse", lse, q, q.shape[:2], torch.float32)
@@ -355,7 +356,7 @@ def _launch(
             *(q, k_cache, v_cache, part, part_lse, page_table, tiles),
             *(plan.query_starts, plan.context_lens, q.stride(0), q.stride(1), k_cache.stride(1)),
             *(page_table.stride(0), num_tiles, plan.context_lens.shape[0], num_tokens),
-            *(scale * k_scale * unit, softcap, v_scale),
+            *(float(scale * k_scale * unit), softcap, v_scale),
         ),
         constants,
         num_warps=config.num_warps,

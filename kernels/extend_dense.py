@@ -156,9 +156,20 @@ def extend(
 def describe(
     device: str, head_dim: int, kv_dtype: str, page_size: int, group: int
 ) -> dict[str, Any]:
-    """Launch parameters, the same for all shapes, for the manifest."""
-    del device, head_dim, kv_dtype, page_size, group
-    return {"configuration": asdict(DEFAULT), "fallback": asdict(FALLBACK)}
+    """Which kernels serve on a device, and their launch parameters, for the manifest. Over a cache
+    of 8 bits q is taken to be half precision."""
+    del page_size, group
+    cache_dtype = getattr(torch, kv_dtype)
+    dtype = torch.bfloat16 if cache_dtype.itemsize == 1 else cache_dtype
+    config = asdict(plain._default_config(dtype, head_dim))
+    every = {"served_by": "kernels.extend.extend", "configuration": config}
+    hopper = device.startswith("cuda") and torch.cuda.get_device_capability(device)[0] == 9
+    fits = dtype in DENSE_DTYPES and head_dim in DENSE_HEAD_DIMS
+    if not (fits and (hopper or INTERPRETED)):
+        return every
+    wanted = FALLBACK if INTERPRETED else DEFAULT
+    dense = {"configuration": asdict(wanted), "fallback": asdict(FALLBACK)}
+    return {"served_by": "kernels.extend_dense.extend", **dense, "other_rows": every}
 
 
 extend.describe = describe  # type: ignore[attr-defined]

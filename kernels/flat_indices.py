@@ -11,7 +11,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from kernels.check import check_int32, require
+from kernels.check import check_column, check_contiguous, check_int32, check_table, require
 from kernels.declare import Rows
 from kernels.split_kv import Planner, SplitKV, SplitPlan
 from kernels.split_launch import Address, DecodeConfig, Scores
@@ -40,7 +40,8 @@ class FlatIndices(SplitKV):
         self.capabilities = replace(self.capabilities, address="slots")
 
     def plan(self, rows: Rows) -> FlatPlan:
-        """Writes the list on the device."""
+        """Writes the list on the device. Raises ValueError as SplitKV's."""
+        check_table(rows.page_table, rows.context_lens)
         return _flat_plan(rows.page_table, rows.context_lens, rows.page_size)
 
     def __call__(
@@ -84,9 +85,9 @@ class FlatIndices(SplitKV):
         [total]; row i's tokens in order at slots[starts[i]:], starts int64 [N]; context_lens int32
         [N], none above longest. The rest as SplitKV's call."""
         check_int32("slots", slots, 1)
-        require(slots.stride(0) == 1, "slots strides", "1", slots.stride())
-        require(starts.dtype == torch.int64, "starts dtype", "torch.int64", starts.dtype)
-        require(len(starts) == len(q), "starts", f"{len(q)} long", len(starts))
+        require(len(slots) >= 1, "slots", "at least 1 long", len(slots))
+        check_contiguous("slots", slots)
+        check_column("starts", starts, len(q), q, torch.int64)
         caches = k_slots.unsqueeze(1), v_slots.unsqueeze(1)  # pages of one slot
         form = self.form(q, *caches, slots.expand(len(q), -1), context_lens)
         plan = SplitPlan(context_lens, longest)

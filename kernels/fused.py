@@ -66,7 +66,9 @@ class FusedOps:
         return q, k, v
 
     def gate(self, gate_up: Tensor, activation: str) -> Tensor:
-        """activation(gate) * up, of gate_up [N, 2 I]. activation: a model config's name."""
+        """activation(gate) * up, of gate_up [N, 2 I]. activation: a model config's name. Raises
+        ValueError for one that the kernel does not know."""
+        require(activation in ACTIVATIONS, "activation", f"one of {[*ACTIVATIONS]}", activation)
         return swiglu(gate_up, ACTIVATIONS[activation])
 
 

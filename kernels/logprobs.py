@@ -11,7 +11,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from kernels.check import check_device, require
+from kernels.check import check_column, require
 from kernels.jit import LOG2E
 from kernels.vocabulary import (
     BOTTOM,
@@ -86,10 +86,8 @@ def logprobs(
     config = config or ScanConfig()
     check_logits(logits)
     rows, vocab_size = logits.shape
-    require(tokens.dtype == torch.int64, "tokens dtype", "int64", str(tokens.dtype))
-    require(tokens.shape == (rows,), "tokens", f"[{rows}]", tuple(tokens.shape))
+    check_column("tokens", tokens, rows, logits, torch.int64)
     require(0 <= num_top <= vocab_size, "num_top", f"in 0 .. {vocab_size}", num_top)
-    check_device("tokens", tokens, logits)
     chosen = logits.new_empty(rows)
     ids = torch.empty(rows, num_top, dtype=torch.int64, device=logits.device)
     values = logits.new_empty(rows, num_top)

@@ -8,7 +8,15 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from kernels.check import check_device, check_int32, check_runs, require
+from kernels.check import (
+    check_column,
+    check_contiguous,
+    check_device,
+    check_int32,
+    check_page_size,
+    check_runs,
+    require,
+)
 
 BLOCK: tl.constexpr = tl.constexpr(1024)
 
@@ -136,11 +144,12 @@ def update_table(table: Tensor, reset_rows: Tensor, updates: Tensor) -> None:
     then apply updates int64 [n, 3] of (row, page index, page id), distinct in row and index. Raises
     ValueError for what it cannot take; values are the caller's word."""
     _check_table(table)
-    require(reset_rows.dim() == 1, "reset_rows", "of one dimension", tuple(reset_rows.shape))
-    rule = "[n, 3], contiguous"
-    holds = updates.dim() == 2 and updates.shape[1] == 3 and updates.is_contiguous()
-    require(holds, "updates", rule, tuple(updates.shape))
-    _check_int64(table, reset_rows=reset_rows, updates=updates)
+    check_column("reset_rows", reset_rows, len(reset_rows), table, torch.int64)
+    holds = updates.dim() == 2 and updates.shape[1] == 3
+    require(holds, "updates", "[n, 3]", tuple(updates.shape))
+    require(updates.dtype == torch.int64, "updates dtype", "int64", updates.dtype)
+    check_contiguous("updates", updates)
+    check_device("updates", updates, table)
     num_resets, num_updates = len(reset_rows), len(updates)
     programs = num_resets + triton.cdiv(num_updates, BLOCK.value)
     if programs:
@@ -166,18 +175,22 @@ def step_tables(
     page_size: int,
 ) -> StepTables:
     """A step's tables, from the block table int32 [num_rows, max_pages] and int64 tensors: rows and
-    context_lens [N], query_starts [N + 1], token_rows and positions [T], N <= T. A token's slot is
-    table[row, position // page_size] * page_size + position % page_size. Raises ValueError for
-    what it cannot take; values are the caller's word."""
+    context_lens [N], query_starts [N + 1], token_rows and positions [T], N <= T. page_size: a power
+    of two. A token's slot is table[row, position // page_size] * page_size + position % page_size.
+    Raises ValueError for what it cannot take; values are the caller's word."""
     _check_table(table)
+    check_page_size(page_size)
     num_rows, num_tokens, max_pages = len(rows), len(positions), table.shape[1]
     require(num_rows <= num_tokens, "rows", f"at most {num_tokens}, the tokens", num_rows)
-    lengths = {"context_lens": num_rows, "query_starts": num_rows + 1, "token_rows": num_tokens}
-    given = (context_lens, query_starts, token_rows)
-    for (name, length), tensor in zip(lengths.items(), given, strict=True):
-        require(tensor.shape == (length,), name, f"{length} long", tuple(tensor.shape))
-    inputs = {"rows": rows, "context_lens": context_lens, "query_starts": query_starts}
-    _check_int64(table, **inputs, token_rows=token_rows, positions=positions)
+    columns = (
+        ("rows", rows, num_rows),
+        ("context_lens", context_lens, num_rows),
+        ("query_starts", query_starts, num_rows + 1),
+        ("token_rows", token_rows, num_tokens),
+        ("positions", positions, num_tokens),
+    )
+    for name, column, length in columns:
+        check_column(name, column, length, table, torch.int64)
     out = StepTables(
         page_table=table.new_empty(num_rows, max_pages),
         context_lens=table.new_empty(num_rows),
@@ -209,12 +222,6 @@ def step_tables(
 
 def _check_table(table: Tensor) -> None:
     check_int32("table", table, 2)
+    require(table.shape[1] >= 1, "table columns", ">= 1", table.shape[1])
     require(table.stride(1) == 1, "table strides", "1 along a row", table.stride())
     check_runs(table)
-
-
-def _check_int64(table: Tensor, **tensors: Tensor) -> None:
-    for name, tensor in tensors.items():
-        require(tensor.dtype == torch.int64, f"{name} dtype", "int64", tensor.dtype)
-        require(tensor.is_contiguous(), f"{name} strides", "contiguous", tensor.stride())
-        check_device(name, tensor, table)

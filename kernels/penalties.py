@@ -10,7 +10,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from kernels.check import require
+from kernels.check import check_column, check_contiguous, check_device, check_runs, require
 from kernels.vocabulary import check_logits
 
 CHUNK = 4096
@@ -82,15 +82,21 @@ def penalise(
     presence: Tensor,
     frequency: Tensor,
 ) -> None:
-    """Penalise rows `at` [n] of logits float32 [k, vocab_size] in place. rows [k]: the row of
-    outputs int32 and prompts bool [num_rows, vocab_size] that belongs to each row of logits.
-    repetition, presence, frequency [n], floats of any type. Raises ValueError."""
+    """Penalise rows `at` int64 [n] of logits float32 [k, vocab_size] in place. rows int64 [k]: the
+    row of outputs int32 and prompts bool [num_rows, vocab_size] that belongs to each row of logits.
+    repetition, presence, frequency [n], floats of any type. Raises ValueError for what it cannot
+    take; the values of indices are the caller's word."""
     check_logits(logits)
-    _check_counts(logits, outputs)
-    require(prompts.shape == outputs.shape, "prompts", "shaped as outputs", tuple(prompts.shape))
-    require(prompts.dtype == torch.bool, "prompts dtype", "bool", str(prompts.dtype))
-    require(prompts.is_contiguous(), "prompts", "contiguous", prompts.stride())
     vocab_size = logits.shape[1]
+    _check_counts("outputs", outputs, torch.int32, logits)
+    fits = outputs.shape[1] == vocab_size
+    require(fits, "outputs", f"[rows, {vocab_size}]", tuple(outputs.shape))
+    _check_counts("prompts", prompts, torch.bool, logits)
+    require(prompts.shape == outputs.shape, "prompts", "shaped as outputs", tuple(prompts.shape))
+    _check_indices(logits, at=(at, len(at)), rows=(rows, len(logits)))
+    factors = {"repetition": repetition, "presence": presence, "frequency": frequency}
+    for name, factor in factors.items():
+        check_column(name, factor, len(at), logits)
     if not len(at):
         return
     _penalise_kernel[(triton.cdiv(vocab_size, CHUNK), len(at))](
@@ -110,10 +116,13 @@ def penalise(
 
 
 def edit(logits: Tensor, at: Tensor, tokens: Tensor, values: Tensor) -> None:
-    """Add values [e] to logits[at, tokens] in place; repeated places add up, -inf masks. logits
-    float32 [k, vocab_size]. Raises ValueError."""
+    """Add values [e], floats of any type, to logits[at, tokens] in place; repeated places add up,
+    -inf masks. logits float32 [k, vocab_size]; at, tokens int64 [e]. Raises ValueError as
+    `penalise`."""
     check_logits(logits)
     count = len(at)
+    _check_indices(logits, at=(at, count), tokens=(tokens, count))
+    check_column("values", values, count, logits)
     if count:
         grid = (triton.cdiv(count, EDITS),)
         _edit_kernel[grid](logits, at, tokens, values, logits.stride(0), count, EDITS=EDITS)
@@ -121,17 +130,24 @@ def edit(logits: Tensor, at: Tensor, tokens: Tensor, values: Tensor) -> None:
 
 def count_tokens(outputs: Tensor, at: Tensor, rows: Tensor, tokens: Tensor) -> None:
     """One more of tokens[at] in row rows[at] of outputs int32 [num_rows, vocab_size], rows
-    distinct; at [n], rows and tokens [k]. Raises ValueError."""
-    require(outputs.dtype == torch.int32, "outputs dtype", "int32", str(outputs.dtype))
-    require(outputs.is_contiguous(), "outputs", "contiguous", outputs.stride())
+    distinct; at int64 [n], rows and tokens int64 [k]. Raises ValueError as `penalise`."""
+    _check_counts("outputs", outputs, torch.int32, outputs)
+    check_runs(outputs)
     count = len(at)
+    _check_indices(outputs, at=(at, count), rows=(rows, len(rows)), tokens=(tokens, len(rows)))
     if count:
         grid = (triton.cdiv(count, EDITS),)
         _count_kernel[grid](outputs, at, rows, tokens, outputs.shape[1], count, ROWS=EDITS)
 
 
-def _check_counts(logits: Tensor, outputs: Tensor) -> None:
-    require(outputs.dtype == torch.int32, "outputs dtype", "int32", str(outputs.dtype))
-    fits = outputs.dim() == 2 and outputs.shape[1] == logits.shape[1]
-    require(fits, "outputs", f"[rows, {logits.shape[1]}]", tuple(outputs.shape))
-    require(outputs.is_contiguous(), "outputs", "contiguous", outputs.stride())
+def _check_counts(name: str, counts: Tensor, dtype: torch.dtype, like: Tensor) -> None:
+    wanted = str(dtype).removeprefix("torch.")
+    require(counts.dtype == dtype, f"{name} dtype", wanted, str(counts.dtype))
+    require(counts.dim() == 2, name, "[rows, vocab_size]", tuple(counts.shape))
+    check_contiguous(name, counts)
+    check_device(name, counts, like)
+
+
+def _check_indices(like: Tensor, **columns: tuple[Tensor, int]) -> None:
+    for name, (column, length) in columns.items():
+        check_column(name, column, length, like, torch.int64)

@@ -94,7 +94,7 @@ def rms_norm(
         _run(
             (form, config),
             (-(-num_rows // config.rows), 1),
-            (x, other, weight, out, total, num_rows, x.stride(0), other.stride(0), eps),
+            (x, other, weight, out, total, num_rows, x.stride(0), other.stride(0), float(eps)),
             lambda: {
                 "WIDTH": width,
                 "BLOCK": triton.next_power_of_2(width),

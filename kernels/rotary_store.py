@@ -7,6 +7,7 @@ float32, rounded, multiplied by the weight, rounded. The rotation is computed in
 once, where torch's chain of operations in a half type rounds three times.
 """
 
+import math
 from dataclasses import dataclass
 from functools import lru_cache
 
@@ -44,7 +45,7 @@ class RotaryStoreConfig:
 class StoreTarget:
     """Where K and V go: caches [num_slots, Hkv, D], contiguous over heads, in a dtype
     that qkv may have or float8_e4m3fn; slots int64 [T], one below 0 stores nothing. A float8 cache
-    holds K / k_scale and V / v_scale, clamped to its range."""
+    holds K / k_scale and V / v_scale, clamped to its range; scales are finite and above 0."""
 
     k_cache: Tensor
     v_cache: Tensor
@@ -242,7 +243,8 @@ def rotary_store(
         (
             *(qkv, cosines, sines, q_norm, k_norm, target.k_cache, target.v_cache, target.slots),
             *(qkv.stride(0), cosines.stride(0), sines.stride(0), target.k_cache.stride(0)),
-            *(eps, target.k_scale, target.v_scale),
+            # An int would compile a kernel of its own, under the key of an equal float.
+            *(float(eps), float(target.k_scale), float(target.v_scale)),
         ),
         lambda: {
             "NUM_Q": num_q_heads,
@@ -270,7 +272,8 @@ def _form(
     caches, slots = (target.k_cache, target.v_cache), target.slots
     return (
         *form_of(qkv, cos, sin, *caches, slots, *(norms or ())),
-        *(num_q_heads, target.k_scale, target.v_scale),
+        *(num_q_heads, target.k_scale, target.v_scale, None if norms is None else len(norms)),
+        len(caches[0]) == len(caches[1]),
         *(one is None or one.shape[:1] == qkv.shape[:1] for one in (cos, sin, slots)),
         *(one.shape for one in norms or ()),
     )
@@ -308,28 +311,35 @@ def _check(
     require(qkv.dim() == 3, "qkv", "[tokens, heads, head_dim]", tuple(qkv.shape))
     num_tokens, num_heads, head_dim = qkv.shape
     require(qkv.dtype in DTYPES, "qkv dtype", "float32, float16 or bfloat16", qkv.dtype)
-    require(head_dim % 2 == 0 and head_dim <= 256, "head_dim", "even and <= 256", head_dim)
-    rule = "contiguous over heads and elements"
-    require(qkv.stride()[1:] == (head_dim, 1), "qkv strides", rule, qkv.stride())
+    holds = head_dim % 2 == 0 and 2 <= head_dim <= 256
+    require(holds, "head_dim", "even, in 2 .. 256", head_dim)
+    dense = "contiguous over heads and elements"
+    require(qkv.stride()[1:] == (head_dim, 1), "qkv strides", dense, qkv.stride())
     stored = num_heads - num_q_heads
-    rule = "less than all heads, with as many key as value heads after them"
-    require(stored > 0 and stored % 2 == 0, "num_q_heads", rule, num_q_heads)
-    require((cos is None) == (sin is None), "cos and sin", "both given or both None", (cos, sin))
+    rule = ">= 0 and less than all heads, with as many key as value heads after them"
+    holds = num_q_heads >= 0 and stored > 0 and stored % 2 == 0
+    require(holds, "num_q_heads", rule, num_q_heads)
+    tables = [None if one is None else tuple(one.shape) for one in (cos, sin)]
+    require(tables.count(None) != 1, "cos and sin", "both given or both None", tables)
+    if norms is not None:
+        require(len(norms) == 2, "norms", "weights of q and of k", f"{len(norms)} of them")
     require(target.slots.dtype == torch.int64, "slots dtype", "int64", target.slots.dtype)
     for name, cache in (("k_cache", target.k_cache), ("v_cache", target.v_cache)):
         require(cache.dim() == 3, name, "[slots, heads, head_dim]", tuple(cache.shape))
-        rule = f"[slots, {stored // 2}, {head_dim}]"
-        require(cache.shape[1:] == (stored // 2, head_dim), name, rule, tuple(cache.shape))
-        require(cache.stride()[1:] == (head_dim, 1), f"{name} strides", rule, cache.stride())
+        holds = cache.shape[1:] == (stored // 2, head_dim)
+        require(holds, name, f"[slots, {stored // 2}, {head_dim}]", tuple(cache.shape))
+        require(cache.stride()[1:] == (head_dim, 1), f"{name} strides", dense, cache.stride())
         kinds = (*DTYPES, torch.float8_e4m3fn)
         require(cache.dtype in kinds, f"{name} dtype", f"one of {kinds}", cache.dtype)
         _same_device(name, cache, qkv)
+    shapes = [tuple(cache.shape) for cache in (target.k_cache, target.v_cache)]
+    require(shapes[0] == shapes[1], "v_cache", f"shaped as k_cache {shapes[0]}", shapes[1])
     same = target.k_cache.dtype == target.v_cache.dtype
     require(same, "v_cache dtype", str(target.k_cache.dtype), target.v_cache.dtype)
     same = target.k_cache.stride() == target.v_cache.stride()
     require(same, "v_cache strides", str(target.k_cache.stride()), target.v_cache.stride())
     for name, scale in (("k_scale", target.k_scale), ("v_scale", target.v_scale)):
-        require(scale > 0, name, "> 0", scale)
+        require(0 < scale < math.inf, name, "finite and > 0", scale)
     _check_rows("slots", target.slots, (num_tokens,), qkv)
     for name, table in (("cos", cos), ("sin", sin)):
         if table is not None:

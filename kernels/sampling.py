@@ -21,7 +21,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from kernels.check import check_device, require
+from kernels.check import check_column
 from kernels.jit import LOG2E
 from kernels.philox import gumbel_of_blocks, gumbel_of_tokens
 from kernels.threshold import (
@@ -260,9 +260,5 @@ def draw_and_thresholds(
 
 def _check_parameters(logits: Tensor, parameters: Parameters) -> None:
     names = ("temperature", "top_k", "top_p", "min_p_log", "seed", "position", "choice")
-    for name, column in zip(names, parameters.columns(), strict=True):
-        require(column.shape == logits.shape[:1], name, f"[{len(logits)}]", tuple(column.shape))
-        require(column.stride(0) == 1 or len(column) == 1, f"{name} strides", "1", column.stride())
-        check_device(name, column, logits)
-    for name, column in zip(names[4:], parameters.columns()[4:], strict=True):
-        require(column.dtype == torch.int64, f"{name} dtype", "int64", str(column.dtype))
+    for i, (name, column) in enumerate(zip(names, parameters.columns(), strict=True)):
+        check_column(name, column, len(logits), logits, None if i < 4 else torch.int64)

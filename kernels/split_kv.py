@@ -20,7 +20,7 @@ import torch
 import triton
 from torch import Tensor
 
-from kernels.check import check_paged, require
+from kernels.check import check_paged, check_softcap, check_table, check_window, require
 from kernels.declare import Capabilities, Rows
 from kernels.jit import DEVICES, INTERPRETED
 from kernels.launch import num_sms
@@ -36,6 +36,7 @@ from kernels.split_launch import (
     new_outputs,
 )
 from kernels.split_plan import (
+    MAX_SPLITS,
     Contexts,
     PlanShape,
     SplitTable,
@@ -82,9 +83,9 @@ class SplitKV:
     """The decode kernel: an object with `capabilities`, `plan` and a call, configured once.
 
     splits: "auto" cuts by the lengths in the batch; "invariant" at fixed positions, so that a row's
-    result is the same bit for bit in any batch; a number cuts every row in that many, 1 = a single
-    pass. planner: replaces the rule; see kernels/split_plan.py. config: launch parameters, None =
-    the pinned ones for the device."""
+    result is the same bit for bit in any batch; a number up to 1024 cuts every row in that many,
+    1 = a single pass. planner: a callable that replaces the rule; see kernels/split_plan.py.
+    config: launch parameters, None = the pinned ones for the device. Raises ValueError."""
 
     def __init__(
         self,
@@ -92,17 +93,22 @@ class SplitKV:
         planner: Planner | None = None,
         config: DecodeConfig | None = None,
     ) -> None:
-        self._planner = planner or _planner(splits)
+        holds = planner is None or callable(planner)
+        require(holds, "planner", "None or a callable (contexts, shape)", planner)
+        rule = _planner(splits)
+        self._planner = planner or rule
         self._config = config
         self._configs: dict[Any, DecodeConfig] = {}
         self._checked: set[tuple[Any, ...]] = set()
         self._launch = DecodeLauncher()
-        self.splits = splits if planner is None else "planner"
+        self.splits = splits if planner is None else _name(planner)
         invariant = planner is None and splits != "auto"
         self.capabilities = replace(CAPABILITIES, batch_invariant=invariant)
 
     def plan(self, rows: Rows) -> SplitPlan:
-        """Nothing is decided on the host; the tables are made when a layer first needs one."""
+        """Nothing is decided on the host; the tables are made when a layer first needs one. Raises
+        ValueError for a page table or lengths that kernels cannot read."""
+        check_table(rows.page_table, rows.context_lens)
         return SplitPlan(rows.context_lens, rows.page_table.shape[1] * rows.page_size)
 
     def __call__(
@@ -175,8 +181,9 @@ class SplitKV:
             *(q.device, q.shape, q.stride(), q.dtype),
             *(k_cache.shape, k_cache.stride(), k_cache.dtype),
             *(v_cache.shape, v_cache.stride(), v_cache.dtype),
-            *(page_table.shape, page_table.stride(), page_table.dtype, lens.shape, lens.dtype),
-            page_table.data_ptr() % 16,
+            *(page_table.shape, page_table.stride(), page_table.dtype),
+            *(lens.shape, lens.stride(), lens.dtype, page_table.data_ptr() % 16),
+            *(one.get_device() for one in (k_cache, v_cache, page_table, lens)),
         )
         pointers = q.data_ptr() | k_cache.data_ptr() | v_cache.data_ptr()
         if form not in self._checked or pointers % 16:
@@ -216,7 +223,12 @@ class SplitKV:
         window: int | None,
         return_lse: bool,
     ) -> Tensor | tuple[Tensor, Tensor]:
-        """The call, once its arguments are checked. Caches [..., Hkv, D], slots evenly strided."""
+        """The call, once its tensors are checked. Caches [..., Hkv, D], slots evenly strided."""
+        check_window(window)
+        check_softcap(scores.softcap)
+        # An int would compile a kernel of its own, under the key of a float.
+        numbers = (scores.scale, scores.softcap, scores.k_scale, scores.v_scale)
+        scores = Scores(*(None if one is None else float(one) for one in numbers))
         config = self._pinned(q, cache[0], address.page_size)
         out, lse = new_outputs(q, return_lse)
         if len(q):
@@ -263,9 +275,16 @@ def _planner(splits: str | int) -> Planner:
         return balanced
     if splits == "invariant":
         return fixed_length
-    rule = "auto, invariant or a number >= 1"
-    require(isinstance(splits, int) and splits >= 1, "splits", rule, splits)
+    holds = isinstance(splits, int) and not isinstance(splits, bool) and 1 <= splits <= MAX_SPLITS
+    require(holds, "splits", f"auto, invariant or a number in 1 .. {MAX_SPLITS}", splits)
     return partial(fixed_count, splits=int(splits))
+
+
+def _name(planner: Planner) -> str:
+    """module.qualname of a function, of a partial's function, or of an object's class."""
+    named = getattr(planner, "func", planner)
+    named = named if hasattr(named, "__qualname__") else type(named)
+    return f"{named.__module__}.{named.__qualname__}"
 
 
 def _partials(q: Tensor, count: int) -> tuple[Tensor, Tensor]:

@@ -30,6 +30,9 @@ BLOCK_ROWS = 256
 MAX_ROUNDS = 4
 """Rounds of split items that a large batch may have beside its rows."""
 
+MAX_SPLITS = 1024
+"""Of a row, where their number is fixed: each leaves a partial result."""
+
 NUM_CANDIDATES = tl.constexpr(16)
 BALANCED = tl.constexpr(0)
 FIXED_LENGTH = tl.constexpr(1)
@@ -143,8 +146,9 @@ def fixed_length(contexts: Contexts, shape: PlanShape, split_tokens: int = 512) 
 
 
 def fixed_count(contexts: Contexts, shape: PlanShape, splits: int = 1) -> SplitTable:
-    """Every row in `splits` splits (1 = a single pass), some of them empty where a row is short."""
-    require(splits >= 1, "splits", ">= 1", splits)
+    """Every row in `splits` splits, up to MAX_SPLITS (1 = a single pass), some of them empty where
+    a row is short."""
+    require(1 <= splits <= MAX_SPLITS, "splits", f"in 1 .. {MAX_SPLITS}", splits)
     return _plan(contexts, shape, len(contexts.lens) * splits, FIXED_COUNT.value, splits)
 
 

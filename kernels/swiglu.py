@@ -101,7 +101,8 @@ def default_config(num_rows: int, width: int) -> SwigluConfig:
 def _check(gate_up: Tensor, activation: str) -> None:
     require(activation in ACTIVATIONS, "activation", f"one of {ACTIVATIONS}", activation)
     require(gate_up.dim() == 2, "gate_up", "[rows, 2 * width]", tuple(gate_up.shape))
-    require(gate_up.shape[1] % 2 == 0, "gate_up columns", "even", gate_up.shape[1])
+    columns = gate_up.shape[1]
+    require(columns >= 2 and columns % 2 == 0, "gate_up columns", "even and positive", columns)
     require(gate_up.stride(1) == 1, "gate_up strides", "1 in the last dimension", gate_up.stride())
     known = gate_up.dtype in (torch.float32, torch.float16, torch.bfloat16)
     require(known, "gate_up dtype", "float32, float16 or bfloat16", gate_up.dtype)

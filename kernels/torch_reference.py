@@ -20,12 +20,19 @@ page_size + pos % page_size in 64 bits."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
 import torch
 from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
+from kernels.check import (
+    check_contiguous,
+    check_int32,
+    check_shapes,
+    check_softcap,
+    check_window,
+    require,
+)
 from kernels.declare import Capabilities, Rows, declare
 
 GROUP_SLOTS = 1536
@@ -36,6 +43,7 @@ CAPABILITIES = Capabilities(
     dtypes=("float32", "float16", "bfloat16"),
     devices=("cpu", "cuda"),
     kv_dtypes=("float32", "float16", "bfloat16", "float8_e4m3fn"),
+    kv_capability={},
     returns_lse=True,
     softcap=True,
 )
@@ -136,11 +144,12 @@ def paged_decode(
     positions, itself included; None = all. Returns like q, accumulated in fp32 (and log-sum-exp).
     Raises ValueError for shapes or dtypes that do not fit; with a plan, on the first layer only."""
     if plan is None or window not in plan.groups:
-        _check(q, k_cache, v_cache, page_table, context_lens)
-        _require(len(q) == len(page_table), "q", f"{len(page_table)} rows", len(q))
+        _check(q, k_cache, v_cache, page_table, context_lens, window)
+        require(len(q) == len(page_table), "q", f"{len(page_table)} rows", len(q))
     if plan is None:
         plan = _plan_decode(page_table, context_lens.tolist(), k_cache.shape[1])
     groups = _decode_groups(plan, window, q)
+    check_softcap(softcap)
     scoring = Scoring(scale * k_scale, softcap, v_scale, softcap is not None or return_lse)
     num_rows, num_q_heads, head_dim = q.shape
     num_kv_heads = k_cache.shape[2]
@@ -190,15 +199,16 @@ def paged_extend(
     row: row i's are query_starts[i] .. query_starts[i + 1] (int32 [N + 1]), the last tokens of its
     context. Packed tokens beyond the last row's have output 0. The rest as for `paged_decode`."""
     if plan is None or window not in plan.rows:
-        _check(q, k_cache, v_cache, page_table, context_lens)
-        _require_int32("query_starts", query_starts, 1)
+        _check(q, k_cache, v_cache, page_table, context_lens, window)
+        check_int32("query_starts", query_starts, 1)
         rule = f"{len(page_table) + 1} long"
-        _require(len(query_starts) == len(page_table) + 1, "query_starts", rule, len(query_starts))
+        require(len(query_starts) == len(page_table) + 1, "query_starts", rule, len(query_starts))
     if plan is None:
         query_lens = query_starts.diff().tolist()
         plan = ExtendPlan(page_table, context_lens.tolist(), query_lens, k_cache.shape[1])
     if window not in plan.rows:
         plan.rows[window] = _extend_rows(plan, window, q)
+    check_softcap(softcap)
     scoring = Scoring(scale * k_scale, softcap, v_scale, softcap is not None or return_lse)
     keys, values = k_cache.flatten(0, 1), v_cache.flatten(0, 1)
     out = torch.zeros_like(q)
@@ -333,7 +343,7 @@ def _slots(table: Tensor, positions: Tensor, page_size: int) -> Tensor:
 
 def _on_device(values: list[int], device: torch.device) -> Tensor:
     """int64 on the device; through pinned memory on CUDA, so that planning does not wait for it."""
-    host = torch.tensor(values, pin_memory=device.type == "cuda")
+    host = torch.tensor(values, dtype=torch.int64, pin_memory=device.type == "cuda")
     return host.to(device, non_blocking=True)
 
 
@@ -347,33 +357,14 @@ def _workspace(plan: DecodePlan, width: int, cache: Tensor) -> tuple[Tensor, Ten
 
 
 def _check(
-    q: Tensor, k_cache: Tensor, v_cache: Tensor, page_table: Tensor, context_lens: Tensor
+    q: Tensor,
+    k_cache: Tensor,
+    v_cache: Tensor,
+    page_table: Tensor,
+    context_lens: Tensor,
+    window: int | None,
 ) -> None:
-    _require(q.dim() == 3, "q", "[tokens, num_q_heads, head_dim]", tuple(q.shape))
-    _require(k_cache.dim() == 4, "k_cache", "[pages, page_size, heads, dim]", tuple(k_cache.shape))
-    _require(v_cache.shape == k_cache.shape, "v_cache", "shaped as k_cache", tuple(v_cache.shape))
-    dims, heads = (k_cache.shape[3], q.shape[2]), (q.shape[1], k_cache.shape[2])
-    _require(dims[0] == dims[1], "k_cache head_dim", f"q's {dims[1]}", dims[0])
-    _require(heads[0] % heads[1] == 0, "q heads", f"a multiple of {heads[1]}", heads[0])
-    dtypes = (("q", q, CAPABILITIES.dtypes), ("k_cache", k_cache, CAPABILITIES.kv_dtypes or ()))
-    for field_name, tensor, allowed in dtypes:
-        dtype = str(tensor.dtype).removeprefix("torch.")
-        _require(dtype in allowed, f"{field_name} dtype", f"one of {', '.join(allowed)}", dtype)
-    _require(v_cache.dtype == k_cache.dtype, "v_cache dtype", str(k_cache.dtype), v_cache.dtype)
-    for field_name, cache in (("k_cache", k_cache), ("v_cache", v_cache)):
-        _require(cache.is_contiguous(), f"{field_name} strides", "contiguous", cache.stride())
-    _require_int32("page_table", page_table, 2)
-    _require_int32("context_lens", context_lens, 1)
-    rows = len(page_table)
-    _require(len(context_lens) == rows, "context_lens", f"{rows} long", len(context_lens))
-
-
-def _require_int32(name: str, tensor: Tensor, dims: int) -> None:
-    _require(tensor.dtype == torch.int32, f"{name} dtype", "int32", tensor.dtype)
-    _require(tensor.dim() == dims, name, f"of {dims} dimensions", tuple(tensor.shape))
-
-
-# Not kernels.check's: that needs Triton, which this module does without.
-def _require(holds: bool, name: str, rule: str, value: Any) -> None:
-    if not holds:
-        raise ValueError(f"{name} must be {rule}, got {value!r}")
+    check_shapes(CAPABILITIES, q, k_cache, v_cache, page_table, context_lens)
+    for name, cache in (("k_cache", k_cache), ("v_cache", v_cache)):
+        check_contiguous(name, cache)
+    check_window(window)

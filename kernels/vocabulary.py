@@ -54,12 +54,13 @@ class Scan:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Parameters:
-    """How rows [n] are drawn: every column a tensor [n] on the logits' device, floats of any type,
-    seed, position and choice int64.
+    """How rows [n] are drawn: every column a tensor [n] on the logits' device, contiguous, floats
+    of any type, seed, position and choice int64.
 
-    temperature: 0 = greedy; others are kept in 1e-30 .. 1e30. top_k: 0 or >= the vocabulary = off.
-    top_p: >= 1 = off. min_p_log: natural logarithm of min_p, -inf = off. seed, position, choice:
-    what the row's noise is made of (kernels/philox.py)."""
+    temperature: 0 = greedy; others are kept in 1e-30 .. 1e30. top_k: <= 0 or >= the vocabulary =
+    off. top_p: >= 1 = off. min_p_log: natural logarithm of min_p, -inf = off; above 0 it counts as
+    0, which keeps the best alone. seed, position, choice: what the row's noise is made of
+    (kernels/philox.py)."""
 
     temperature: Tensor
     top_k: Tensor
@@ -100,9 +101,11 @@ def settings(p_temperature, p_top_k, p_top_p, p_min_p_log, row, VOCAB: tl.conste
     """A row's temperature (1 if greedy), top_k, top_p, min_p_log, and whether it is greedy and
     whether it is filtered."""
     b_temperature = tl.load(p_temperature + row).to(tl.float32)
-    b_top_k = tl.load(p_top_k + row).to(tl.int32)
+    # Cut to the vocabulary in 64 bits: the low half of a larger number is another number.
+    b_top_k = tl.load(p_top_k + row).to(tl.int64)
+    b_top_k = tl.minimum(tl.maximum(b_top_k, 0), VOCAB).to(tl.int32)
     b_top_p = tl.load(p_top_p + row).to(tl.float32)
-    b_min_p = tl.load(p_min_p_log + row).to(tl.float32)
+    b_min_p = tl.minimum(tl.load(p_min_p_log + row).to(tl.float32), 0.0)
     greedy = b_temperature == 0.0
     by_k = (b_top_k > 0) & (b_top_k < VOCAB)
     filtered = (by_k | (b_top_p < 1.0) | (b_min_p > float("-inf"))) & (b_temperature != 0.0)

@@ -107,6 +107,8 @@ def main() -> None:
     parser.add_argument("--without", type=_names, default=[])
     parser.add_argument("--processes", type=int, default=12, help="that compile; 0 = none")
     arguments = parser.parse_args()
+    if not torch.cuda.is_available():
+        parser.error("needs a CUDA device: the kernels are timed on it")
     builds = implementations(arguments.peers, arguments.only, arguments.without)
     tables, rounds, begin = arguments.tables.split(","), arguments.rounds, time.monotonic()
     eager = {kind: cases for kind, cases in EAGER.items() if kind in tables}

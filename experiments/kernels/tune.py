@@ -5,7 +5,8 @@
 
 For every shape (head_dim, dtype, page size, group) each candidate is checked against torch on every
 workload, then timed in rounds that interleave the candidates; the least geometric mean of its
-median times over the best ones wins. Candidates compile beforehand in several processes. The table
+median times over the best ones wins. Candidates compile beforehand in several processes; those that
+count on more programs to a multiprocessor than it holds are left out. The table
 is written after each shape, those that matter most first; what --seconds leaves no time for is left
 out. Entries of other devices and shapes are kept. experiments/kernels/tuned.py holds shapes,
 candidates and workloads."""
@@ -15,6 +16,7 @@ import json
 import os
 import statistics
 import time
+from collections.abc import Sequence
 from concurrent.futures import Future, ProcessPoolExecutor
 from dataclasses import asdict
 from itertools import zip_longest
@@ -24,7 +26,7 @@ from typing import Any
 
 import torch
 
-from experiments.kernels.tuned import TUNED, score
+from experiments.kernels.tuned import TUNED, score, too_many
 from kernels.pinned import TABLE, Shape
 
 ROUNDS = 3
@@ -45,23 +47,29 @@ def main() -> None:
     parser.add_argument("--processes", type=int, default=min(16, os.cpu_count() or 1))
     parser.add_argument("--table", type=Path, default=TABLE)
     arguments = parser.parse_args()
+    if not torch.cuda.is_available():
+        parser.error("needs a CUDA device: candidates are timed on it")
     begin = time.monotonic()
     jobs = _jobs(arguments.kernels.split(","), arguments.shape)
     ready = _compile(jobs, arguments.processes, begin + COMPILING * arguments.seconds)
     print(f"{len(ready)} of {len(jobs)} compiled in {time.monotonic() - begin:.0f} s", flush=True)
-    for job in ready:
+    for job, candidates in ready.items():
         if time.monotonic() - begin > arguments.seconds:
             print(f"no time for {job[0]} {job[1]} and what follows")
             break
-        entry = _entry(*job)
+        entry = _entry(*job, candidates)
         if entry is not None:
             _write(entry, arguments.table)
     print(f"{time.monotonic() - begin:.0f} s in all")
 
 
 def _shape(text: str) -> Shape:
-    head_dim, dtype, page_size, group = text.split(",")
-    return Shape(int(head_dim), dtype, int(page_size), int(group))
+    parts = text.split(",")
+    known = len(parts) == 4 and parts[1] in ("float32", "float16", "bfloat16", "float8_e4m3fn")
+    if not (known and all(part.isdecimal() and int(part) for part in (parts[0], *parts[2:]))):
+        rule = "head_dim,dtype,page_size,group such as 128,bfloat16,16,4 (torch's names of dtypes)"
+        raise argparse.ArgumentTypeError(f"must be {rule}, got {text!r}")
+    return Shape(int(parts[0]), parts[1], int(parts[2]), int(parts[3]))
 
 
 def _jobs(kernels: list[str], shapes: list[Shape] | None) -> list[Job]:
@@ -73,21 +81,23 @@ def _jobs(kernels: list[str], shapes: list[Shape] | None) -> list[Job]:
     return [job for row in zip_longest(*columns) for job in row if job is not None]
 
 
-def _compile(jobs: list[Job], processes: int, deadline: float) -> list[Job]:
-    """Fill Triton's cache; returns the jobs that were done in time."""
+def _compile(jobs: list[Job], processes: int, deadline: float) -> dict[Job, list[Any]]:
+    """Fill Triton's cache; returns the jobs that were done in time, and which candidates ran."""
     pool = ProcessPoolExecutor(processes, mp_context=get_context("spawn"))
     tasks: dict[Job, list[Future[str | None]]] = {
         job: [pool.submit(_run_once, *job, i) for i in range(len(_candidates(job)))] for job in jobs
     }
-    ready = []
-    for (name, shape), futures in tasks.items():
+    ready: dict[Job, list[Any]] = {}
+    for job, futures in tasks.items():
         try:
             said = [future.result(max(0.0, deadline - time.monotonic())) for future in futures]
         except TimeoutError:
             break
-        ready.append((name, shape))
-        for text in filter(None, said):
-            print(f"{name} {shape}: {text}", flush=True)
+        pairs = list(zip(_candidates(job), said, strict=True))
+        ready[job] = [config for config, reason in pairs if reason is None]
+        for config, reason in pairs:
+            if reason is not None:
+                print(f"{job[0]} {job[1]}: {config} left out: {reason}", flush=True)
     if len(ready) < len(jobs):
         for process in list(pool._processes.values()):
             process.kill()
@@ -103,19 +113,23 @@ def _candidates(job: Job) -> list[Any]:
 def _run_once(name: str, shape: Shape, index: int) -> str | None:
     """Compile one candidate; returns what prevents it, most often shared memory or registers."""
     config = _candidates((name, shape))[index]
+    major, minor = torch.cuda.get_device_capability()
     try:
-        for workload in TUNED[name].workloads(shape, True):
-            workload.run(config)
-        torch.cuda.synchronize()
+        workloads = TUNED[name].workloads(shape, True)
+        crowded = too_many(config, workloads[0], 10 * major + minor)
+        if crowded is None:
+            for workload in workloads:
+                workload.run(config)
+            torch.cuda.synchronize()
     except Exception as error:
-        return f"{config} left out: {str(error)[:100]}"
-    return None
+        return str(error)[:100]
+    return crowded
 
 
-def _entry(name: str, shape: Shape) -> dict[str, object] | None:
+def _entry(name: str, shape: Shape, candidates: Sequence[Any]) -> dict[str, object] | None:
     """The best candidate of a shape, or None if none serves it."""
     begin = time.monotonic()
-    times = _times(name, shape)
+    times = _times(name, shape, candidates)
     if not times:
         print(f"{name} {shape}: no candidate serves it", flush=True)
         return None
@@ -135,11 +149,11 @@ def _entry(name: str, shape: Shape) -> dict[str, object] | None:
     }
 
 
-def _times(name: str, shape: Shape) -> dict[Any, list[float]]:
+def _times(name: str, shape: Shape, candidates: Sequence[Any]) -> dict[Any, list[float]]:
     """Candidates that are right, with their median microseconds for each workload."""
     workloads = TUNED[name].workloads(shape, False)
     good = []
-    for config in _candidates((name, shape)):
+    for config in candidates:
         try:
             for workload in workloads:
                 workload.check(config)

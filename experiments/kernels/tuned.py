@@ -12,6 +12,7 @@ from torch import Tensor
 from triton.testing import do_bench
 
 from experiments.kernels.cases import K, capture, graph_us
+from kernels.compiled import record
 from kernels.declare import Rows
 from kernels.pinned import Shape
 from kernels.rotary_store import (
@@ -95,7 +96,7 @@ def decode_candidates(shape: Shape) -> tuple[DecodeConfig, ...]:
         made = (*made, (128, 4, 4, 2), (128, 2, 3, 2), (128, 4, 3, 3))
     elif row_bytes <= 256:
         made = ((64, 2, 4, 2), (64, 4, 4, 2), (64, 4, 3, 2), (64, 2, 3, 3), (64, 4, 3, 3))
-        made = (*made, (32, 2, 6, 2), (32, 4, 4, 4), (128, 4, 3, 1))
+        made = (*made, (32, 2, 6, 2), (32, 4, 4, 3), (128, 4, 3, 1))
     else:
         made = ((32, 4, 4, 2), (32, 2, 4, 2), (32, 4, 3, 2), (64, 4, 3, 1), (16, 4, 3, 3))
         made = (*made, (16, 4, 3, 2), (16, 4, 2, 1))
@@ -136,6 +137,17 @@ def _decode(shape: Shape, rows: int, context: int) -> Workload:
         return cold_us(lambda: kernel(*tensors, scale, plan=plan))
 
     return Workload(run, check, us)
+
+
+def too_many(config: Any, workload: Workload, capability: int) -> str | None:
+    """Why a configuration cannot have as many programs to a multiprocessor as it counts on, by the
+    compiled kernel, or None. capability: 80, 89, 90, ..."""
+    if not isinstance(config, DecodeConfig):
+        return None
+    with record(capability) as compiled:
+        workload.run(config)
+    [held] = {kernel.programs for kernel in compiled if kernel.kernel == "decode_kernel"}
+    return None if held >= config.per_sm else f"a multiprocessor holds {held} of its programs"
 
 
 ROTARY_SHAPES = tuple(

@@ -18,7 +18,7 @@ reads are of its rounded values, so that results do not depend on how a prompt i
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -41,6 +41,7 @@ class Capabilities(Protocol):
     kv_dtypes: tuple[str, ...] | None
     max_group: int | None
     takes_new_kv: bool
+    kv_capability: Mapping[str, int]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -224,11 +225,26 @@ def check_kernel(field: str, kernel: Callable[..., Any], query: AttentionQuery) 
     for what, allowed, value in limits:
         if allowed is not None:
             rule = f"one of {', '.join(map(str, allowed))} for the kernel {name}"
+            if (what, value) == ("device", "cpu"):
+                rule += " (Triton's run on a CPU with TRITON_INTERPRET=1 in the environment)"
             require(value in allowed, f"{field}: {what}", rule, value)
+    needed = declared.kv_capability.get(query.kv_dtype, 0)
+    if device == "cuda" and needed:
+        rule = f"at least {needed / 10} where kv_dtype is {query.kv_dtype} for the kernel {name}"
+        capability = _capability(query.device)
+        require(capability >= needed, f"{field}: CUDA capability", rule, capability / 10)
     group = query.num_q_heads // query.num_kv_heads
     if declared.max_group is not None:
         rule = f"at most {declared.max_group} for the kernel {name}"
         require(group <= declared.max_group, f"{field}: query heads to a KV head", rule, group)
+
+
+def _capability(device: str) -> int:
+    """CUDA capability of a device, 89 = 8.9."""
+    import torch
+
+    major, minor = torch.cuda.get_device_capability(device)
+    return 10 * major + minor
 
 
 def _description(kernel: Callable[..., Any], query: AttentionQuery) -> dict[str, Any]:

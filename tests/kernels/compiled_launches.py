@@ -11,6 +11,7 @@ from kernels import extend_hopper
 from kernels.declare import Rows
 from kernels.extend import extend, plan_extend
 from kernels.extend_dense import DEFAULT
+from kernels.rotary_store import RotaryStoreConfig, StoreTarget, rotary_store
 from kernels.shared_prefix import HOPPER, SMALLER, SharedPrefix
 from kernels.split_kv import SplitKV
 from kernels.split_launch import DecodeConfig
@@ -39,6 +40,16 @@ def shared(head_dim=128, kv_dtype="bfloat16", page_size=16, group=4, rows=64, sm
     config = (SMALLER if smaller else HOPPER)[key]
     kernel = SharedPrefix(prefix_config=config, min_prefix_tokens=16, min_saved_bytes=0)
     kernel(*tensors, head_dim**-0.5)
+
+
+def rotary(head_dim=128, kv_dtype="bfloat16", group=4, tokens=16, config=None):
+    q, cache = _tensors(1, tokens, head_dim, kv_dtype, 1, group)[:2]
+    qkv = torch.zeros(tokens, (group + 2) * KV_HEADS, head_dim, dtype=q.dtype)
+    slots = cache.new_zeros(4, KV_HEADS, head_dim)
+    target = StoreTarget(slots, slots.clone(), torch.zeros(tokens, dtype=torch.int64))
+    cos = torch.zeros(tokens, head_dim // 2, dtype=q.dtype)
+    chosen = None if config is None else RotaryStoreConfig(**config)
+    rotary_store(qkv, KV_HEADS * group, target, cos, cos.clone(), config=chosen)
 
 
 def prefill(head_dim=128, kv_dtype="bfloat16", page_size=16, group=4, tokens=2048):

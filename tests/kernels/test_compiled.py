@@ -14,6 +14,8 @@ from dataclasses import dataclass, field
 import pytest
 
 from kernels.compiled import ROOT, Launcher, inspect_all
+from kernels.pinned import TABLE as FILE
+from kernels.rotary_store import FEW
 
 FOLDER = "tests.kernels.compiled_launches:"
 SHARED = {80: 166912, 89: 101376, 90: 232448}
@@ -65,12 +67,31 @@ PINNED = (
 )
 
 
+CAPABILITY = {"NVIDIA H200": 90}
+TABLE = json.loads(FILE.read_text())
+
+
+def label(entry):
+    return "-".join(map(str, (entry["device"], entry["kernel"], *entry["shape"].values())))
+
+
+def measured(entry):
+    """The launch that an entry of the table of measured configurations is for."""
+    facts = entry["shape"] | {"config": entry["configuration"]}
+    facts["kv_dtype"] = facts.pop("dtype")
+    function = "decode"
+    if entry["kernel"] != "split_kv":
+        function, facts["tokens"] = "rotary", 16 if entry["kernel"] == FEW else 2048
+        del facts["page_size"]
+    return Launcher(label(entry), FOLDER + function, facts, CAPABILITY[entry["device"]])
+
+
 @pytest.fixture(scope="module")
 def compiled():
     launchers = [
         Launcher(one.name, FOLDER + one.function, one.arguments, one.capability) for one in PINNED
     ]
-    return inspect_all(launchers, timeout_s=240)
+    return inspect_all([*launchers, *map(measured, TABLE)], timeout_s=360)
 
 
 @pytest.mark.parametrize("pinned", PINNED, ids=lambda one: one.name)
@@ -83,10 +104,16 @@ def test_attention_kernel_stays_within_its_limits(pinned, compiled):
     assert min(kernel.kv_buffers) >= pinned.buffers
     assert kernel.shared_bytes <= SHARED[pinned.capability]
     assert kernel.has_wgmma == (pinned.function != "decode" and pinned.capability == 90)
-    # 1 KB of shared memory a program is the system's own; registers come in steps of 8 a thread.
-    by_shared = 233472 // (kernel.shared_bytes + 1024)
-    by_registers = 65536 // (-(-kernel.registers // 8) * 8 * 32 * kernel.num_warps)
-    assert min(by_shared, by_registers) >= pinned.programs
+    assert kernel.programs >= pinned.programs
+
+
+@pytest.mark.parametrize("entry", TABLE, ids=label)
+def test_measured_configuration_fits_its_device(entry, compiled):
+    by_kernel = {kernel.kernel: kernel for kernel in compiled[label(entry)]}
+    kernel = by_kernel["decode_kernel" if entry["kernel"] == "split_kv" else "rotary_store_kernel"]
+    assert kernel.stack_bytes <= 8
+    assert kernel.shared_bytes <= SHARED[kernel.capability]
+    assert kernel.programs >= entry["configuration"].get("per_sm", 1)
 
 
 def test_planner_spills_nothing(compiled):

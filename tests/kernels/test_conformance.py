@@ -11,6 +11,7 @@ import torch
 from torch.nn.functional import scaled_dot_product_attention
 
 from kernels.conformance import dense_reference, deviation, lse_deviation, paged_case
+from kernels.torch_reference import paged_decode
 
 ROOT = Path(__file__).resolve().parents[2]
 FORGETS_WINDOW = """
@@ -77,6 +78,30 @@ def test_half_precision_may_be_off_twice_as_far_as_torch():
     assert allowed == 2e-3  # the cap
     exact = deviation(same, expected, expected.half())
     assert exact.limit == pytest.approx(2 * 2**-10)
+
+
+@pytest.mark.parametrize(("factor", "passes"), [(1.0, True), (1.03, False)])
+def test_caps_leave_room_for_the_rounding_of_large_results(factor, passes):
+    # A result of 2.3 lies up to half a unit of 2**-6 from its nearest bfloat16.
+    case = paged_case([2], [1], heads=(6, 2), head_dim=64, dtype=torch.bfloat16, seed=22)
+    expected, _ = dense_reference(case)
+    same, _ = dense_reference(case, dtype=torch.bfloat16)
+    arguments = (case.q, case.k_cache, case.v_cache, case.page_table, case.context_lens)
+    for out in (paged_decode(*arguments, case.scale), same):
+        wrong = (out.double() * factor).bfloat16()
+        assert deviation(wrong, expected, same).within == passes
+
+
+def test_kernel_that_cannot_be_loaded_is_one_usage_error():
+    spec = "kernels.nosuch:f"
+    command = [sys.executable, "-m", "pytest", "-q", "-n", "0", "--kernel", spec]
+    done = subprocess.run(
+        command, cwd=ROOT, env=dict(os.environ), capture_output=True, text=True, timeout=120
+    )
+    assert done.returncode == pytest.ExitCode.USAGE_ERROR
+    assert done.stderr.startswith(f"ERROR: --kernel {spec}: ")
+    assert len(done.stderr.strip().splitlines()) == 1
+    assert not done.stdout.strip()
 
 
 def test_kit_finds_the_mistake_of_a_users_kernel_and_prints_the_table(tmp_path):

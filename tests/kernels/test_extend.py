@@ -106,7 +106,7 @@ def test_extend_addresses_beyond_32_bits():
         (lambda a: a.update(starts=a["starts"].long()), "query_starts dtype must be int32"),
         (lambda a: a.update(starts=a["starts"][:-1]), "query_starts must be 3 long"),
         (lambda a: a.update(scale=-1.0), "scale, k_scale must be > 0"),
-        (lambda a: a.update(window=0), "window must be > 0"),
+        (lambda a: a.update(window=0), "window must be None or"),
     ],
 )
 def test_extend_refuses(change, message):
@@ -157,5 +157,5 @@ def test_results_that_do_not_fit_are_refused():
         extend(*case.inputs(), out=short)
     with pytest.raises(ValueError, match="out strides must be contiguous"):
         extend(*case.inputs(), out=wide[..., :dim])
-    with pytest.raises(ValueError, match="lse dtype must be torch.float32, got 'torch.float16'"):
+    with pytest.raises(ValueError, match=r"lse dtype must be torch\.float32, got 'torch\.float16'"):
         extend(*case.inputs(), return_lse=True, lse=lse)

@@ -65,6 +65,12 @@ def test_a_row_that_is_not_finite_has_nan_for_every_token():
     assert chosen[4] == pytest.approx(expected[0].item(), abs=1e-5)
 
 
+def test_strided_tokens_are_refused():
+    tokens = torch.zeros(2, 2, dtype=torch.int64, device=DEVICE)[:, 0]
+    with pytest.raises(ValueError, match="tokens strides must be contiguous"):
+        logprobs(torch.zeros(2, 40, device=DEVICE), tokens, 1)
+
+
 def test_more_entries_than_tokens_are_refused():
     with pytest.raises(ValueError, match=r"num_top must be in 0 .. 40, got 41"):
         entries(torch.zeros(1, 40), [0], 41)

@@ -79,6 +79,30 @@ def test_bad_input_is_refused(table, updates, message):
         )
 
 
+@pytest.mark.parametrize("page_size", [0, -16, 12])
+def test_page_size_that_is_no_power_of_two_is_refused(page_size):
+    one, table = on_device([0]), torch.zeros(1, 2, dtype=torch.int32, device=DEVICE)
+    with pytest.raises(ValueError, match=f"page_size must be a power of two, got {page_size}"):
+        step_tables(table, one, one, on_device([0, 1]), one, one, page_size)
+
+
+@pytest.mark.parametrize("place", range(5))
+def test_strided_columns_are_refused(place):
+    table = torch.zeros(2, 2, dtype=torch.int32, device=DEVICE)
+    columns = [on_device([0, 1]), on_device([1, 1]), on_device([0, 1, 2])]
+    columns += [on_device([0, 1]), on_device([0, 0])]
+    step_tables(table, *columns, 16)
+    columns[place] = columns[place].repeat_interleave(2)[::2]
+    with pytest.raises(ValueError, match="strides must be contiguous"):
+        step_tables(table, *columns, 16)
+
+
+def test_table_without_columns_is_refused():
+    one, table = on_device([0]), torch.zeros(1, 0, dtype=torch.int32, device=DEVICE)
+    with pytest.raises(ValueError, match="table columns must be >= 1, got 0"):
+        step_tables(table, one, one, on_device([0, 1]), one, one, 16)
+
+
 def test_more_rows_than_tokens_are_refused():
     one, two = on_device([0]), on_device([0, 1])
     table = torch.zeros(2, 2, dtype=torch.int32, device=DEVICE)

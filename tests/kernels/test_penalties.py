@@ -4,6 +4,7 @@ import pytest
 import torch
 
 from core.request import SamplingParams
+from kernels import jit
 from kernels.penalties import count_tokens, edit, penalise
 from tests.kernels.sampling_case import DEVICE, Case, random_logits
 
@@ -64,3 +65,49 @@ def test_misfit_counts_are_refused():
     counts = torch.zeros(2, 41, dtype=torch.int32, device=DEVICE)
     with pytest.raises(ValueError, match=r"outputs must be \[rows, 40\], got \(2, 41\)"):
         penalise(logits, at, at, counts, counts.bool(), at, at, at)
+
+
+CALLS = {
+    penalise: ("logits", "at", "rows", "outputs", "prompts", "repetition", "presence", "frequency"),
+    edit: ("logits", "at", "tokens", "values"),
+    count_tokens: ("outputs", "at", "rows", "tokens"),
+}
+INDICES, FACTORS = ("at", "rows", "tokens"), ("repetition", "presence", "frequency", "values")
+MISFITS = {
+    "strided": (lambda x: x.repeat_interleave(2)[::2], "strides must be contiguous"),
+    "of two dimensions": (lambda x: x[:, None], r"must be \[3\], got \(3, 1\)"),
+    "long": (lambda x: x.repeat(2), r"must be \[\d\], got \(\d,\)"),
+    "int32": (lambda x: x.int(), "dtype must be int64, got 'int32'"),
+}
+
+
+def misfits():
+    """A length that one column alone has shows in another's message."""
+    for call, names in CALLS.items():
+        for name in names:
+            for wrong in MISFITS if name in INDICES else [*MISFITS][:3] * (name in FACTORS):
+                if (call, name, wrong) != (count_tokens, "at", "long"):  # any rows may be counted
+                    yield call, name, wrong
+
+
+@pytest.mark.parametrize(("call", "name", "wrong"), [*misfits()])
+def test_misfit_columns_are_refused(call, name, wrong):
+    arguments = {
+        "logits": torch.zeros(3, 40, device=DEVICE),
+        "outputs": torch.zeros(3, 40, dtype=torch.int32, device=DEVICE),
+        "prompts": torch.zeros(3, 40, dtype=torch.bool, device=DEVICE),
+    }
+    arguments |= dict.fromkeys(INDICES, torch.arange(3, device=DEVICE))
+    arguments |= dict.fromkeys(FACTORS, torch.ones(3, dtype=torch.float64, device=DEVICE))
+    call(*(arguments[each] for each in CALLS[call]))
+    change, message = MISFITS[wrong]
+    arguments[name] = change(arguments[name])
+    with pytest.raises(ValueError, match=message):
+        call(*(arguments[each] for each in CALLS[call]))
+
+
+def test_counts_on_a_cpu_need_the_interpreter(monkeypatch):
+    monkeypatch.setattr(jit, "INTERPRETED", False)
+    index = torch.zeros(1, dtype=torch.int64)
+    with pytest.raises(ValueError, match="device must be cuda"):
+        count_tokens(torch.zeros(1, 4, dtype=torch.int32), index, index, index)

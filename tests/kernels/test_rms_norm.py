@@ -1,9 +1,12 @@
 """RMSNorm with residual addition against the decoder's torch operations."""
 
+from unittest.mock import Mock
+
 import pytest
 import torch
 import torch.nn.functional as F  # noqa: N812
 
+from kernels import rms_norm as module
 from kernels.rms_norm import RmsNormConfig, rms_norm
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
@@ -75,6 +78,16 @@ def test_no_rows_give_none():
     x, weight, delta = tensors(2, 64, torch.float32)
     out, total = rms_norm(x[:0], weight, EPS, delta[:0])
     assert out.shape == total.shape == (0, 64)
+
+
+def test_eps_reaches_the_kernel_as_a_float(monkeypatch):
+    """An int would be compiled as one, and launched later with a float."""
+    launch = Mock()
+    monkeypatch.setattr(module, "_run", launch)
+    x, weight, _ = tensors(2, 64, torch.float32)
+    rms_norm(x, weight, 1)
+    _, _, arguments, _ = launch.call_args.args
+    assert type(arguments[-1]) is float
 
 
 @pytest.mark.parametrize(

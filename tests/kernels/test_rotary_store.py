@@ -1,12 +1,14 @@
 """Norms, rotary embedding and KV store against plain torch in float32."""
 
 import json
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
 import torch
 
 from kernels import pinned
+from kernels import rotary_store as module
 from kernels.rotary_store import (
     RotaryStoreConfig,
     StoreTarget,
@@ -222,28 +224,54 @@ def test_slots_far_into_the_cache_are_64_bit():
     [
         ({"qkv": lambda x: x.double()}, "qkv dtype must be float32"),
         ({"qkv": lambda x: x.transpose(0, 1)}, "qkv strides must be contiguous over heads"),
-        ({"qkv": lambda x: x[:, :7]}, "num_q_heads must be less than all heads"),
+        ({"qkv": lambda x: x[:, :7]}, "num_q_heads must be >= 0 and less than all heads"),
         ({"cos": lambda x: x[:, :4]}, r"cos must be of shape \(4, 8\)"),
         ({"sin": lambda x: None}, "cos and sin must be both given"),
         ({"slots": lambda x: x.int()}, "slots dtype must be int64"),
         ({"k_cache": lambda x: x.double()}, "k_cache dtype must be one of"),
         ({"v_cache": lambda x: x.half()}, "v_cache dtype must be torch.float32"),
         ({"v_cache": lambda x: x[:, :1]}, r"v_cache must be \[slots, 2, 16\]"),
+        ({"v_cache": lambda x: x[:-1]}, r"v_cache must be shaped as k_cache \(12, 2, 16\)"),
+        (
+            {"k_cache": lambda x: x.repeat(1, 1, 2)[..., ::2]},
+            "k_cache strides must be contiguous over heads and elements",
+        ),
+        ({"sin": lambda x: None}, r"got \[\(4, 8\), None\]"),
+        ({"num_q_heads": lambda x: -2}, "num_q_heads must be >= 0"),
+        ({"norms": lambda x: x[:1]}, "norms must be weights of q and of k, got '1 of them'"),
+        ({"qkv": lambda x: x[..., :0]}, "head_dim must be even, in 2 .. 256, got 0"),
     ],
 )
 def test_bad_input_is_refused(change, message):
     case = Case()
     values = {"qkv": case.qkv, "cos": case.cos, "sin": case.sin, "slots": case.target.slots}
     values |= {"k_cache": case.target.k_cache, "v_cache": case.target.v_cache}
+    values |= {"num_q_heads": 4, "norms": tuple(case.norms)}
+    rotary_store(case.qkv.clone(), 4, case.target, case.cos, case.sin, values["norms"])
     for name, alter in change.items():
         values[name] = alter(values[name])
     target = StoreTarget(values["k_cache"], values["v_cache"], values["slots"])
     with pytest.raises(ValueError, match=message):
-        rotary_store(values["qkv"], 4, target, values["cos"], values["sin"])
+        rotary_store(
+            *(values["qkv"], values["num_q_heads"], target),
+            *(values["cos"], values["sin"], values["norms"]),
+        )
 
 
-def test_scale_below_zero_is_refused():
+@pytest.mark.parametrize("scale", [0.0, -1.0, float("inf"), float("nan")])
+def test_scale_that_is_not_finite_and_positive_is_refused(scale):
     case = Case()
-    target = StoreTarget(case.target.k_cache, case.target.v_cache, case.target.slots, v_scale=0.0)
-    with pytest.raises(ValueError, match=r"v_scale must be > 0, got 0\.0"):
+    target = StoreTarget(case.target.k_cache, case.target.v_cache, case.target.slots, v_scale=scale)
+    with pytest.raises(ValueError, match=f"v_scale must be finite and > 0, got {scale}"):
         rotary_store(case.qkv, 4, target)
+
+
+def test_numbers_reach_the_kernel_as_floats(monkeypatch):
+    """An int would be compiled as one, and launched later with an equal float."""
+    launch = Mock()
+    monkeypatch.setattr(module, "_run", launch)
+    case = Case()
+    target = StoreTarget(case.target.k_cache, case.target.v_cache, case.target.slots, 1, 2)
+    rotary_store(case.qkv, 4, target, eps=1)
+    _, _, arguments, _ = launch.call_args.args
+    assert [type(number) for number in arguments[-3:]] == [float] * 3

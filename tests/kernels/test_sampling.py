@@ -165,7 +165,8 @@ def test_no_rows_draw_nothing():
     ("change", "message"),
     [
         ({"top_k": torch.zeros(3, dtype=torch.int64)}, r"top_k must be \[2\], got \(3,\)"),
-        ({"seed": torch.zeros(2)}, "seed dtype must be int64, got 'torch.float32'"),
+        ({"seed": torch.zeros(2)}, "seed dtype must be int64, got 'float32'"),
+        ({"min_p_log": torch.zeros(4, device=DEVICE)[::2]}, "min_p_log strides must be contiguous"),
     ],
 )
 def test_misfit_parameters_are_refused(change, message):
@@ -173,6 +174,23 @@ def test_misfit_parameters_are_refused(change, message):
     columns |= {name: column.to(DEVICE) for name, column in change.items()}
     with pytest.raises(ValueError, match=message):
         draw(torch.zeros(2, 64, device=DEVICE), Parameters(**columns))
+
+
+def test_settings_beyond_their_range_are_taken_to_its_end():
+    logits = random_logits(3, 1000).to(DEVICE)
+    columns = Case(logits.cpu(), [SamplingParams(temperature=1.0)] * 3).columns()
+
+    def tokens(**changed):
+        changed = {
+            name: torch.tensor([value] * 3, device=DEVICE) for name, value in changed.items()
+        }
+        return draw(logits, Parameters(**columns | changed), SMALL).tolist()
+
+    free, best = tokens(), logits.argmax(1).tolist()
+    assert free != best
+    for off in (2**32 + 1, 2**31, 1001, -(2**32) + 1, -5):
+        assert tokens(top_k=off) == free
+    assert tokens(top_k=1) == tokens(min_p_log=0.0) == tokens(min_p_log=0.5) == best
 
 
 @pytest.mark.parametrize(

@@ -130,3 +130,9 @@ def test_fixed_length_refuses_splits_that_are_not_whole_tiles(split_tokens):
         ValueError, match=r"split_tokens must be a positive multiple of the tile .64."
     ):
         fixed_length(contexts([10]), SHAPE, split_tokens)
+
+
+@pytest.mark.parametrize("splits", [0, 1025])
+def test_fixed_count_is_bounded(splits):
+    with pytest.raises(ValueError, match=f"splits must be in 1 .. 1024, got {splits}"):
+        fixed_count(contexts([10]), SHAPE, splits)

@@ -70,7 +70,8 @@ def test_no_rows_give_none():
     ("change", "activation", "message"),
     [
         (lambda x: x, "swish", "activation must be one of .*, got 'swish'"),
-        (lambda x: x[:, :63], "silu", "columns must be even, got 63"),
+        (lambda x: x[:, :63], "silu", "columns must be even and positive, got 63"),
+        (lambda x: x[:, :0], "silu", "columns must be even and positive, got 0"),
         (lambda x: x.T, "silu", "strides must be 1 in the last"),
         (lambda x: x.double(), "silu", "dtype must be float32, float16 or bfloat16"),
         (lambda x: x[0], "silu", r"gate_up must be \[rows, 2 \* width\]"),

@@ -1,13 +1,16 @@
 """The tuner, rehearsed on a CPU: candidates are checked, the quickest wins, the table is kept."""
 
 import json
+import sys
+from contextlib import nullcontext
+from types import SimpleNamespace
 
 import pytest
 import torch
 
-from experiments.kernels import tune, tuned
+from experiments.kernels import bench, tune, tuned
 from experiments.kernels.tuned import TUNED, Tuned, Workload
-from kernels.check import INTERPRETED
+from kernels.jit import INTERPRETED
 from kernels.pinned import Shape
 from kernels.rotary_store import RotaryStoreConfig
 from kernels.split_launch import DecodeConfig
@@ -37,7 +40,7 @@ def fake(monkeypatch):
 
 
 def test_quickest_candidate_that_is_right_wins(fake, capsys):
-    entry = tune._entry("fake", SHAPE)
+    entry = tune._entry("fake", SHAPE, tune._candidates(("fake", SHAPE)))
     assert entry["configuration"] == {"heads": 4, "num_warps": 2}
     assert entry["measured_us"] == [2.0, 3.0]
     assert "RotaryStoreConfig(heads=8, num_warps=1) left out: relative error 1" in (
@@ -47,7 +50,7 @@ def test_quickest_candidate_that_is_right_wins(fake, capsys):
 
 def test_entry_replaces_its_own_and_keeps_others(fake, tmp_path):
     table = tmp_path / "pinned.json"
-    entry = tune._entry("fake", SHAPE)
+    entry = tune._entry("fake", SHAPE, tune._candidates(("fake", SHAPE)))
     tune._write(entry | {"device": "Other"}, table)
     tune._write(entry | {"measured_us": [9.0]}, table)
     tune._write(entry, table)
@@ -71,6 +74,35 @@ def test_shapes_have_candidates(kernel):
     for shape in TUNED[kernel].shapes:
         candidates = TUNED[kernel].candidates(shape)
         assert 4 <= len(set(candidates)) == len(candidates) <= 16
+
+
+@pytest.mark.parametrize("text", ["128,bf16,16,4", "128,bfloat16,16", "0,bfloat16,16,4", "a,b,c,d"])
+def test_shape_that_is_none_is_a_usage_error(text, monkeypatch, capsys):
+    monkeypatch.setattr(sys, "argv", ["tune", "--shape", text])
+    with pytest.raises(SystemExit):
+        tune.main()
+    rule = "must be head_dim,dtype,page_size,group such as 128,bfloat16,16,4"
+    assert f"--shape: {rule} (torch's names of dtypes), got '{text}'" in capsys.readouterr().err
+    assert tune._shape("128,bfloat16,16,4") == Shape(128, "bfloat16", 16, 4)
+
+
+@pytest.mark.parametrize("program", [tune, bench])
+def test_without_a_gpu_is_a_usage_error(program, monkeypatch, capsys):
+    monkeypatch.setattr(sys, "argv", ["program"])
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    with pytest.raises(SystemExit):
+        program.main()
+    assert "error: needs a CUDA device" in capsys.readouterr().err
+
+
+def test_candidate_with_more_programs_than_a_multiprocessor_holds_is_left_out(monkeypatch):
+    made = SimpleNamespace(kernel="decode_kernel", programs=3)
+    monkeypatch.setattr(tuned, "record", lambda capability: nullcontext([made]))
+    workload = Workload(lambda config: None, wrong, lambda config: 1.0)
+    assert tuned.too_many(DecodeConfig(per_sm=3), workload, 90) is None
+    said = tuned.too_many(DecodeConfig(per_sm=4), workload, 90)
+    assert said == "a multiprocessor holds 3 of its programs"
+    assert tuned.too_many(RotaryStoreConfig(8, 1), workload, 90) is None
 
 
 @needs_kernels

@@ -28,13 +28,10 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
         return
     config = metafunc.config
     named = config.option.kernel
-    try:
-        if named is not None:
-            kernels = [load(named, config.option.kernel_kind)]
-        else:
-            kernels = [load(name, quick=True) for name in KERNELS]
-    except (ImportError, AttributeError, ValueError, SyntaxError, OSError) as error:
-        raise pytest.UsageError(f"--kernel {named}: {error}") from error
+    if named is not None:
+        kernels = [load(named, config.option.kernel_kind)]
+    else:
+        kernels = [load(name, quick=True) for name in KERNELS]
     axes = [name for name in AXES if name in metafunc.fixturenames]
     metafunc.parametrize(
         ["kernel", *axes], [case for kernel in kernels for case in _cases(kernel, axes)]

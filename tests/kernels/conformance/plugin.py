@@ -42,11 +42,20 @@ def pytest_cmdline_main(config: pytest.Config) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Without a path on the command line, only the kit is collected."""
+    """Without a path on the command line, only the kit is collected. A kernel that cannot be loaded
+    stops here, with one line."""
     text = "thorough: a check that the quick form of the kernel conformance kit leaves out"
     config.addinivalue_line("markers", text)
     source = config.args_source
-    if config.option.kernel is not None and source is not config.ArgsSource.ARGS:
+    if config.option.kernel is None:
+        return
+    from tests.kernels.conformance import kit  # brings Triton, which the environment must precede
+
+    try:
+        kit.load(config.option.kernel, config.option.kernel_kind)
+    except (ImportError, AttributeError, ValueError, SyntaxError, OSError, TypeError) as error:
+        raise pytest.UsageError(f"--kernel {config.option.kernel}: {error}") from error
+    if source is not config.ArgsSource.ARGS:
         config.args = [str(FOLDER)]
 
 

@@ -1,5 +1,7 @@
 """The attention plugin: kernels are checked at start and handed the right rows."""
 
+from dataclasses import asdict
+
 import pytest
 import torch
 
@@ -7,7 +9,9 @@ from core.errors import ConfigError
 from core.hooks import Hooks
 from core.protocols import AttentionBatch
 from core.queries import AttentionQuery
+from kernels import extend_dense
 from kernels.declare import Capabilities, declare
+from kernels.extend import ExtendConfig
 from kernels.torch_reference import paged_decode, paged_extend
 from plugins.attention.paged import PagedAttention
 
@@ -47,6 +51,56 @@ def kernel(**limits):
 def test_kernel_that_does_not_fit_is_refused(limits, changes, message):
     with pytest.raises(ConfigError, match=message):
         PagedAttention(kernel(**limits), kernel()).build_attention(query(**changes))
+
+
+def test_kernel_for_gpus_alone_says_how_to_run_on_a_cpu():
+    with pytest.raises(
+        ConfigError, match=r"device must be one of cuda .*TRITON_INTERPRET=1.*'cpu'"
+    ):
+        PagedAttention(kernel(devices=("cuda",)), kernel()).build_attention(query())
+
+
+@pytest.mark.parametrize(
+    ("kv_capability", "device", "refused"),
+    [
+        ({}, (8, 6), False),  # needs nothing
+        (None, (8, 6), True),  # Triton's conversions need 8.9
+        (None, (8, 9), False),
+        ({"float8_e4m3fn": 90}, (8, 9), True),
+    ],
+)
+def test_cache_dtype_that_the_device_cannot_convert_is_refused(
+    kv_capability, device, refused, monkeypatch
+):
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: device)
+    limits = {"dtypes": ("float32",), "devices": ("cuda",), "kv_dtypes": ("float8_e4m3fn",)}
+    if kv_capability is not None:
+        limits["kv_capability"] = kv_capability
+    one = kernel(**limits)
+    asked = query(device="cuda:1", kv_dtype="float8_e4m3fn")
+    if not refused:
+        assert PagedAttention(one, one).build_attention(asked)
+        return
+    rule = (
+        r"attention.decode: CUDA capability must be at least \d\.\d where kv_dtype is float8_e4m3fn"
+    )
+    with pytest.raises(ConfigError, match=rule + rf" .*some_kernel, got {device[0]}\.{device[1]}"):
+        PagedAttention(one, one).build_attention(asked)
+
+
+@pytest.mark.parametrize(
+    ("capability", "served_by"),
+    [((9, 0), "kernels.extend_dense.extend"), ((8, 0), "kernels.extend.extend")],
+)
+def test_manifest_says_which_extend_kernel_serves(capability, served_by, monkeypatch):
+    monkeypatch.setattr("kernels.extend_dense.INTERPRETED", False)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: capability)
+    plain = {"served_by": "kernels.extend.extend", "configuration": asdict(ExtendConfig())}
+    facts = extend_dense.describe("cuda:0", 128, "bfloat16", 16, 4)
+    assert facts["served_by"] == served_by
+    assert facts.get("other_rows", facts) == plain
+    assert extend_dense.describe("cuda:0", 96, "float8_e4m3fn", 16, 4) == plain
+    assert extend_dense.describe("cpu", 128, "bfloat16", 16, 4) == plain
 
 
 def test_extend_kernel_is_checked_too():
