@@ -43,6 +43,7 @@ def build_engine(
             clock=clock,
             model=cache(lambda: hooks.build("build_model", ModelQuery(device, seed, progress))),
             attention=lambda query: hooks.build("build_attention", query),
+            progress=progress,
         ),
     )
     max_model_len = _model_len(config, executor)

@@ -160,6 +160,7 @@ class Engine:
         state = self.state
         state.now_s = state.clock.now()
         state.memory.collected(result.launch_id)
+        entry.record.graph_rows = result.graph_rows
         sequences, tokens = self._committer.commit(entry.launch, entry.ids, result, entry.record)
         watch.lap(entry.record, "commit")
         event = self._emit(entry.record, sequences, tokens)

@@ -238,13 +238,14 @@ class AttentionQuery:
 @dataclass(frozen=True, slots=True)
 class ExecutorQuery:
     """model() and attention(query) build the other parts on first call: an executor without a
-    device never imports them. seed: the run's. clock: the engine's."""
+    device never imports them. seed: the run's. clock: the engine's. progress: show bars."""
 
     engine: EngineConfig
     seed: int
     clock: Any
     model: Callable[[], Any]
     attention: Callable[[AttentionQuery], Any]
+    progress: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -31,7 +31,8 @@ class StepRecord:
 
     A step's tokens: prefill_tokens + decode_tokens; recomputed_tokens (a part of the former) were
     computed before and lost to a preemption. num_rows: token streams that ran; rows: (request id,
-    choice, tokens) of each, empty if the engine does not list them. Pages: pages_free + pages_tree
+    choice, tokens) of each, empty if the engine does not list them. graph_rows: see LaunchResult.
+    Pages: pages_free + pages_tree
     + pages_request = pool_pages. pages_evictable of pages_tree are unlocked. used_tokens: slots of
     request pages that hold a live token; the rest of them is internal waste. external_tokens: free
     slots that a refused allocation could not use (contiguous allocator), else 0.
@@ -45,6 +46,7 @@ class StepRecord:
     waiting: int = 0
     running: int = 0
     num_rows: int = 0
+    graph_rows: int = 0
     prefill_tokens: int = 0
     decode_tokens: int = 0
     recomputed_tokens: int = 0

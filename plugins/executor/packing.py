@@ -55,8 +55,7 @@ def pack(launch: Launch, rows: SamplingRows) -> PackedLaunch:
         "row_ids": row_ids,
         "context_lens": context_lens,
         "query_starts": np.append(starts, ends[-1]),
-        "reset_rows": np.array([setup.row for setup in launch.setups], np.int64),
-        "updates": launch.table_updates,
+        **table_arrays(launch),
         "feedback_at": last[launch.feedback],
         "feedback_rows": row_ids[launch.feedback],
         "logits_rows": np.concatenate([last[launch.samples], *scored_at]),
@@ -64,6 +63,12 @@ def pack(launch: Launch, rows: SamplingRows) -> PackedLaunch:
     if scores is not None:
         arrays["score_targets"] = scores.targets
     return PackedLaunch(arrays, context_lens.tolist(), query_lens.tolist(), scores)
+
+
+def table_arrays(launch: Launch) -> dict[str, NDArray[Any]]:
+    """What a launch changes in the block table, as in PackedLaunch.arrays."""
+    resets = np.array([setup.row for setup in launch.setups], np.int64)
+    return {"reset_rows": resets, "updates": launch.table_updates}
 
 
 def _prompt_scores(

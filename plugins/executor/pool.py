@@ -14,10 +14,10 @@ FLOAT8_LIMIT = torch.finfo(FLOAT8).max
 class KVPool:
     """Tensors of one run, allocated once.
 
-    Per layer K and V are [num_pages, page_size, num_kv_heads, head_dim]. table: int32 [num_rows,
-    max_pages] page ids, unused entries on page 0. last_tokens: int64 [num_rows], each row's latest
-    sample. A pool of float8_e4m3fn holds K / k_scale and V / v_scale, clamped to its range; NaN
-    stays NaN."""
+    Per layer K and V are [num_pages, page_size, num_kv_heads, head_dim]. table: int32 [num_rows +
+    1, max_pages] page ids, unused entries on page 0; its last row, pad_row, is for padding.
+    last_tokens: int64 [num_rows + 1], each row's latest sample. A pool of float8_e4m3fn holds K /
+    k_scale and V / v_scale, clamped to its range; NaN stays NaN."""
 
     def __init__(
         self,
@@ -35,10 +35,10 @@ class KVPool:
         self.dtype = dtype
         self.scales = (k_scale, v_scale)
         self.kv = torch.zeros(shape, dtype=dtype, device=device)
-        self.table = torch.zeros(
-            layout.num_rows, layout.max_pages, dtype=torch.int32, device=device
-        )
-        self.last_tokens = torch.zeros(layout.num_rows, dtype=torch.int64, device=device)
+        self.pad_row = layout.num_rows
+        rows = layout.num_rows + 1
+        self.table = torch.zeros(rows, layout.max_pages, dtype=torch.int32, device=device)
+        self.last_tokens = torch.zeros(rows, dtype=torch.int64, device=device)
         self._layers = [(pair[0], pair[1]) for pair in self.kv]
         self._flat = [(k.flatten(0, 1), v.flatten(0, 1)) for k, v in self._layers]
 

@@ -20,29 +20,33 @@ class InFlight:
     """A launch whose results the host has not read. Host tensors are filled once `event` has
     passed.
 
-    sampled: launch row of each token, int64 [k]. fault: what is said of a row whose logits hold no
-    token. finished_s: when it was done, known at once where there is no device to wait for.
+    tokens int64: of the rows `sampled`, int64 [k]; of all rows where graph_rows is not 0, see
+    LaunchResult. samples: not None where logprobs is not. fault: what is said of a row whose logits
+    hold no token. finished_s: when it was done, known at once where there is no device to wait for.
     """
 
     launch_id: int
     tokens: Tensor
     sampled: NDArray[np.int64]
     fault: str
-    samples: SamplePlan
+    samples: SamplePlan | None
     logprobs: Entries | None
     scores: PromptScores | None
     score_entries: Entries | None
     event: torch.Event | None
     finished_s: float | None
+    graph_rows: int = 0
 
     def wait(self, clock: Clock) -> LaunchResult:
         """The results, waiting for the device if there is one."""
         if self.event is not None:
             self.event.synchronize()
         tokens = self.tokens.numpy().astype(np.int32)
+        if self.graph_rows:
+            tokens = tokens[self.sampled]
         errors = dict.fromkeys(self.sampled[tokens == NO_TOKEN].tolist(), self.fault)
         logprobs: dict[int, TokenLogprobs] = {}
-        if self.logprobs is not None:
+        if self.logprobs is not None and self.samples is not None:
             entries = self.logprobs.to_host(self.samples.num_logprobs.tolist())
             logprobs = dict(zip(self.samples.asked.tolist(), entries, strict=True))
         return LaunchResult(
@@ -52,6 +56,7 @@ class InFlight:
             errors=errors,
             logprobs=logprobs,
             prompt_logprobs=self._prompt_logprobs(errors),
+            graph_rows=self.graph_rows,
         )
 
     def _prompt_logprobs(self, errors: dict[int, str]) -> dict[int, list[TokenLogprobs]]:

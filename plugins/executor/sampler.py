@@ -20,12 +20,12 @@ from plugins.executor.filters import Filters, thresholds
 from plugins.executor.logprobs import Entries, score
 from plugins.executor.penalties import PenaltyCounts
 from plugins.executor.philox import gumbel_at, gumbel_rows
-from plugins.executor.rows import SamplingRows
+from plugins.executor.rows import DRAWS, SamplingRows
 from plugins.executor.sampling import SamplingKernels
 
 Int64 = NDArray[np.int64]
-COLUMNS = ("temperature", "top_k", "top_p", "min_p_log", "seed", "position", "choice")
-"""A row's parameters, as kernels take them."""
+COLUMNS = (*DRAWS, "position")
+"""What decides a row's draw, as kernels take it."""
 NO_TOKEN = -1
 """Drawn for a row without a finite maximum: a mark on its way from the device to the host."""
 
@@ -67,7 +67,7 @@ def plan_samples(
     arrays: dict[str, NDArray[Any]] = {"sampled_rows": row_ids}
     max_top_k = 0
     if for_kernels:
-        arrays |= _columns(rows, row_ids, output_positions)
+        arrays |= rows.draw_columns(row_ids) | {"position": output_positions}
     elif len(random):
         drawing = row_ids[random]
         arrays |= {
@@ -132,20 +132,6 @@ def sample(
         asked = inputs["asked"]
         entries = score(logits[asked], tokens[asked], int(plan.num_logprobs.max()))
     return Samples(torch.where(peak.abs() < torch.inf, tokens, NO_TOKEN), entries)
-
-
-def _columns(rows: SamplingRows, row_ids: Int64, positions: Int64) -> dict[str, NDArray[Any]]:
-    with np.errstate(divide="ignore"):
-        min_p_log = np.log(rows.min_p[row_ids])
-    return {
-        "temperature": np.where(rows.random[row_ids], rows.temperature[row_ids], 0.0),
-        "top_k": rows.top_k[row_ids],
-        "top_p": rows.top_p[row_ids],
-        "min_p_log": min_p_log,
-        "seed": rows.seed[row_ids],
-        "position": positions,
-        "choice": rows.choice[row_ids],
-    }
 
 
 def _sample_by_kernels(

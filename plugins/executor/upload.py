@@ -30,10 +30,10 @@ def upload(arrays: Mapping[str, NDArray[Any]], device: torch.device) -> dict[str
 
 
 def download(tensor: Tensor) -> Tensor:
-    """The tensor in (pinned) host memory once the stream has come so far; keep the result until
+    """A copy of the tensor in (pinned) host memory once the stream has come so far; keep it until
     then."""
     if tensor.device.type == "cpu":
-        return tensor
+        return tensor.clone()
     host = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True)
     return host.copy_(tensor, non_blocking=True)
 

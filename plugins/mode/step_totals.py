@@ -13,6 +13,7 @@ SUMMED = (
     "sampled_tokens",
     "duplicate_prefill_tokens",
     "pages_evicted",
+    "graph_rows",
 )
 
 
@@ -20,7 +21,8 @@ SUMMED = (
 class StepTotals:
     """Running sums over step records: constant memory, whatever the number of steps.
 
-    page_size, pool_pages: of the allocator. counts: sums of the fields SUMMED, and preemptions.
+    page_size, pool_pages: of the allocator. counts: sums of the fields SUMMED, preemptions,
+    launches, those that a captured graph ran, and the graphs' padding_rows.
     host_us: microseconds by part. integrals, peaks: of the levels below, integrals in level *
     seconds. measure_from_s: steps that start earlier are left out. Integrals weigh each step's
     state by the time it was the one being executed, so overlapping launches are not counted twice
@@ -46,6 +48,9 @@ class StepTotals:
         for name in SUMMED:
             self.counts[name] += getattr(record, name)
         self.counts["preemptions"] += sum(c.kind == "preempted" for c in record.choices)
+        self.counts["launches"] += record.num_rows > 0
+        self.counts["graph_launches"] += record.graph_rows > 0
+        self.counts["padding_rows"] += max(record.graph_rows - record.num_rows, 0)
         for part, micros in record.host_us.items():
             self.host_us[part] = self.host_us.get(part, 0.0) + micros
         before_s = record.start_s if self.last_end_s is None else self.last_end_s

@@ -14,6 +14,8 @@ recompute tax   tokens computed again after a preemption / all tokens computed
 internal waste  reserved slots that hold no live or cached token / reserved slots, both integrated
                 over time
 external waste  free slots that a refused allocation could not use / pool slots, likewise
+graph hit rate  launches that a captured graph ran / launches
+padding share   rows that only fill a graph up / rows of the graphs run
 Jain index      (sum x)^2 / (n sum x^2) over clients' service x = prompt + 2 * output tokens, the
                 weights of VTC (arXiv:2401.00588); only with two clients or more
 
@@ -64,6 +66,7 @@ def summarise(
         "waste": _waste(steps),
         "batch": _batch(steps),
         "steps": _steps(steps),
+        "graphs": _graphs(steps),
         "fairness": _fairness(chosen),
     }
 
@@ -199,6 +202,15 @@ def _steps(steps: StepTotals) -> dict[str, Any]:
         "host_us_mean": {
             part: _ratio(micros, steps.steps) for part, micros in sorted(steps.host_us.items())
         },
+    }
+
+
+def _graphs(steps: StepTotals) -> dict[str, Any]:
+    counts = steps.counts
+    return {
+        "launches": counts["launches"],
+        "hit_rate": _ratio(counts["graph_launches"], counts["launches"]),
+        "padding_share": _ratio(counts["padding_rows"], counts["graph_rows"]),
     }
 
 

@@ -153,6 +153,18 @@ def test_step_sums_count_preemptions_evictions_and_host_time() -> None:
     assert summary["steps"]["host_us_mean"] == {"pack": 1.0, "plan": 20.0}
 
 
+def test_graphs_are_counted_by_launches_and_rows() -> None:
+    steps = totals(
+        step(0.0, 1.0, num_rows=5),
+        step(1.0, 2.0, num_rows=5, graph_rows=8),
+        step(2.0, 3.0, num_rows=4, graph_rows=4),
+        step(3.0, 4.0),
+    )
+    graphs = summarise([], steps)["graphs"]
+    assert graphs == {"launches": 3, "hit_rate": 2 / 3, "padding_share": 3 / 12}
+    assert summarise([], totals())["graphs"]["hit_rate"] is None
+
+
 def test_step_totals_keep_nothing_of_a_record() -> None:
     steps = StepTotals(4, 10)
     sizes = set()

@@ -1,0 +1,79 @@
+"""What a launch computes on the device, from its uploaded inputs on: logits, and for one-token rows
+the tokens too."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from core.protocols import AttentionBackend, AttentionBatch, Model
+from plugins.executor.attend import LaunchAttention
+from plugins.executor.paging import Paging
+from plugins.executor.pool import KVPool
+from plugins.executor.sampler import COLUMNS
+from plugins.executor.sampling import SamplingKernels
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Forward:
+    """A model over the paged pool. side: see LaunchAttention."""
+
+    model: Model
+    pool: KVPool
+    backend: AttentionBackend
+    paging: Paging
+    side: torch.cuda.Stream | None
+
+    def logits(
+        self,
+        token_ids: Tensor,
+        inputs: dict[str, Tensor],
+        context_lens: Sequence[int],
+        query_lens: Sequence[int],
+        num_decode: int,
+    ) -> Tensor:
+        """float32 [k, vocab_size]. token_ids int64 [T]; inputs: the others of PackedLaunch.arrays,
+        for a block table that is up to date; context_lens, query_lens: those lengths on the
+        host."""
+        pool, positions = self.pool, inputs["positions"]
+        step = self.paging.step(
+            pool.table,
+            inputs["row_ids"],
+            inputs["context_lens"],
+            inputs["query_starts"],
+            inputs["token_rows"],
+            positions,
+            pool.page_size,
+        )
+        batch = AttentionBatch(
+            page_table=step.page_table,
+            context_lens=step.context_lens,
+            query_starts=step.query_starts,
+            host_context_lens=context_lens,
+            host_query_lens=query_lens,
+            num_decode_rows=num_decode,
+            page_size=pool.page_size,
+        )
+        plan = self.backend.plan(batch)
+        attend = LaunchAttention(pool, self.backend, step.slots, plan, num_decode, self.side)
+        logits: Tensor = self.model.forward(token_ids, positions, attend, inputs["logits_rows"])
+        return logits[:, : self.model.vocab_size]  # padding of the head is never scored or sampled
+
+    def decode(self, inputs: dict[str, Tensor], kernels: SamplingKernels) -> Tensor:
+        """A launch of one-token rows, which reads nothing but inputs (see DecodeGraphs), so that it
+        may be captured. Returns tokens int64 [rows], NO_TOKEN included."""
+        pool, rows = self.pool, inputs["row_ids"]
+        self.paging.update(pool.table, rows[:0], inputs["updates"])
+        fed = inputs["feedback"] != 0
+        token_ids = torch.where(fed, pool.last_tokens[rows], inputs["token_ids"])
+        ones = [1] * len(rows)  # graph-safe kernels read only how many
+        logits = self.logits(token_ids, inputs, ones, ones, len(rows))
+        tokens = kernels.draw(logits, {name: inputs[name] for name in COLUMNS})
+        self.keep(inputs["sampled_rows"], tokens)
+        return tokens
+
+    def keep(self, rows: Tensor, tokens: Tensor) -> None:
+        """Remember tokens int64 [k] as the last ones of table rows int64 [k]."""
+        # The next launch may read a row's mark as a token before the host knows that it failed.
+        self.pool.last_tokens[rows] = tokens.clamp(min=0)

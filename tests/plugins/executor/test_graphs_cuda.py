@@ -1,0 +1,104 @@
+"""CUDA graphs of one-token launches: the tokens of launches without graphs, replayed while
+sequences grow, end and make room for others."""
+
+from functools import cache
+
+import numpy as np
+import pytest
+import torch
+
+from core.queries import ModelQuery
+from kernels.extend_dense import extend
+from kernels.flat_indices import FlatIndices
+from kernels.fused import FusedOps, FusedPaging
+from kernels.fused_sampling import FusedSampling
+from kernels.shared_prefix import SharedPrefix
+from kernels.split_kv import SplitKV
+from plugins.model.loader import HuggingFaceModel
+from tests.plugins.executor.graph_run import make, rerun, serve
+from tests.plugins.executor.launch_driver import Driver
+from tests.tiny_models import save_tiny
+
+pytestmark = pytest.mark.gpu
+
+DECODES = {
+    "split_kv": SplitKV,
+    "invariant": lambda: SplitKV("invariant"),
+    "flat_indices": FlatIndices,
+    "shared_prefix": lambda: SharedPrefix(min_prefix_tokens=16, min_saved_bytes=0),
+}
+
+
+@cache
+def tiny(dtype):
+    """A random Llama on the device, with fused layers."""
+    import tempfile
+
+    folder = tempfile.mkdtemp(prefix="tiny-llama-")
+    save_tiny("llama", folder, seed=1, max_position_embeddings=2048)
+    loader = HuggingFaceModel(path=folder, dtype=dtype, ops=FusedOps())
+    return loader.build_model(ModelQuery("cuda", 0, False))
+
+
+def executor(dtype="float32", decode="split_kv", **options):
+    parts = {"extend": extend, "paging": FusedPaging(), "sampling": FusedSampling}
+    return make(tiny(dtype), decode=DECODES[decode](), **parts, **options)
+
+
+@pytest.mark.parametrize("decode", DECODES)
+@pytest.mark.parametrize("overlap", [False, True])
+def test_tokens_equal_those_without_graphs(decode, overlap):
+    """N14: batches of 1, 3, 5, 7, 9 in graphs of 1, 4, 8, 12, junk where nothing may be read."""
+    graphs = serve(executor(decode=decode, capture=None), overlap=overlap)
+    eager = serve(executor(decode=decode, graphs="off"))
+    assert graphs.served == eager.served
+    assert {1, 4, 8, 12} <= {result.graph_rows for result in graphs.results}
+
+
+@pytest.mark.parametrize("page_size", [1, 16])
+def test_half_precision_tokens_equal_those_of_the_same_padded_launches(page_size):
+    graphs = serve(executor("bfloat16", capture=None), page_size, overlap=True)
+    again = serve(executor("bfloat16", capture=rerun), page_size)
+    assert graphs.served == again.served
+
+
+@pytest.mark.parametrize("decode", DECODES)
+def test_sequences_that_grow_past_a_split_and_rows_used_again(decode):
+    """N18: captured with one token a row; 1024 crossed; then another request in the row."""
+    outputs = []
+    for options in ({"capture": None}, {"graphs": "off"}):
+        core = Driver(executor(decode=decode, **options), 16, num_rows=4, num_tokens=8192)
+        random = np.random.default_rng(5)
+        for row, length in enumerate((1000, 480, 3)):
+            core.start(row, random.integers(0, 128, length).tolist())
+            core.step((row, length))
+        for _ in range(50):
+            core.step((0, 1), (1, 1), (2, 1))
+        first = core.outputs[0]
+        core.release(0)
+        core.start(0, random.integers(0, 128, 20).tolist())
+        core.step((0, 20))
+        for _ in range(20):
+            core.step((2, 1), (0, 1))
+        outputs.append([first, *core.outputs.values()])
+    assert outputs[0] == outputs[1]
+
+
+@pytest.mark.filterwarnings("ignore:Synchronization debug mode is a prototype")
+def test_replays_neither_wait_nor_allocate():
+    core = Driver(executor("bfloat16", capture=None), 16, num_rows=4)
+    core.start(0, list(range(30)))
+    core.start(1, list(range(7)))
+    core.step((0, 30), (1, 7))
+    core.step((0, 1), (1, 1))
+    before = torch.cuda.memory_reserved()
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        core.launch((0, 1), (1, 1))
+        core.launch((1, 1))
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+    assert [core.collect().graph_rows, core.collect().graph_rows] == [2, 1]
+    for _ in range(40):
+        core.step((0, 1), (1, 1))
+    assert torch.cuda.memory_reserved() == before
