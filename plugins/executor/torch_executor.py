@@ -123,8 +123,10 @@ class TorchExecutor:
             penalties=PenaltyCounts(layout.num_rows, self.vocab_size, self.device),
             forward=Forward(model, pool, backend, self._paging, self._side),
         )
-        self.launch(_warm_up_launch())
-        self.collect()
+        chunks = warm_up_chunks(layout, self.max_model_len) if self.device.type == "cuda" else []
+        for first, count in [(0, 1), *chunks]:
+            self.launch(_warm_up_launch(first, count))
+            self.collect()
         self._make_graphs(self._state, layout)
 
     @torch.inference_mode()
@@ -287,17 +289,29 @@ def _sampled(launch: Launch, rows: SamplingRows) -> tuple[NDArray[np.int64], NDA
     return row_ids, ends - rows.prompt_len[row_ids]
 
 
-def _warm_up_launch() -> Launch:
-    """One token in row 0, stored on the reserved page; it samples nothing."""
+def warm_up_chunks(layout: PoolLayout, max_model_len: int) -> list[tuple[int, int]]:
+    """First position and length of chunks that a device computes before the first request, which
+    would wait for the compiler else: attention has a kernel each for short chunks, for long ones,
+    and for long ones behind a cached prefix."""
+    longest = min(max_model_len, layout.max_pages * layout.page_size)
+    return [
+        (first, count)
+        for first, count in ((0, 32), (0, 512), (512, 512))
+        if count <= layout.max_num_batched_tokens and first + count <= longest
+    ]
+
+
+def _warm_up_launch(first: int, count: int) -> Launch:
+    """Tokens of row 0 from position `first` on, stored on the reserved page; it samples nothing."""
     return Launch(
         launch_id=-1,
         row_ids=np.zeros(1, np.int32),
-        first_positions=np.zeros(1, np.int32),
-        num_tokens=np.ones(1, np.int32),
-        token_ids=np.zeros(1, np.int32),
+        first_positions=np.full(1, first, np.int32),
+        num_tokens=np.full(1, count, np.int32),
+        token_ids=np.zeros(count, np.int32),
         feedback=np.zeros(1, np.bool_),
         samples=np.zeros(1, np.bool_),
-        num_decode_rows=1,
+        num_decode_rows=int(count == 1),
         table_updates=np.empty((0, 3), np.int32),
         setups=(),
     )
