@@ -130,6 +130,7 @@ class Admission:
             pool_pages=memory.ledger.num_pages,
             page_size=memory.page_size,
             allocatable=memory.allocatable,
+            request=lambda one: state.table.of(one).request,
             running=running,
             waiting=len(state.waiting),
             now_s=state.now_s,
@@ -150,9 +151,8 @@ class Admission:
             return
         cause, short = self._lack(head)
         victims, reason = ask_victims(state, record, cause, short, head)
-        beneficiary = head.request.request_id
         for victim in victims:
-            preempt(state, record, victim, cause, reason, beneficiary=beneficiary)
+            preempt(state, record, victim, cause, reason, beneficiary=head.request.request_id)
             if self._consider(head, record, admitted) is Verdict.ADMIT:
                 return
 

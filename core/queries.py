@@ -69,7 +69,7 @@ class AdmissionQuery:
     requests still need for tokens they already have. pages_reserved_at_once: what the allocator
     takes on admission (0 = on demand); allocatable(n): whether it can hand out n pages at once,
     evicting if needed. running: those running now, admitted ones included. waiting: how many wait,
-    this one included.
+    this one included. request(id): what the client asked, of the candidate or a running one.
     """
 
     candidate: RequestTable
@@ -83,6 +83,7 @@ class AdmissionQuery:
     pool_pages: int
     page_size: int
     allocatable: Callable[[int], bool]
+    request: Callable[[int], Request]
     running: RequestTable
     waiting: int
     now_s: float

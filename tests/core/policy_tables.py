@@ -57,6 +57,7 @@ def admission_query(
     return AdmissionQuery(
         candidate=table_of(1),
         allocatable=allocatable,
+        request=lambda one: Request(f"r{one}", np.ones(10, np.int32)),
         running=running,
         waiting=1,
         now_s=0.0,
