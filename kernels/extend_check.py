@@ -5,7 +5,7 @@ from typing import Any
 
 from torch import Tensor
 
-from kernels.check import check_device, check_int32, check_paged, require
+from kernels.check import check_contiguous, check_device, check_int32, check_paged, require
 from kernels.declare import Capabilities
 from kernels.launch import form_of
 
@@ -42,5 +42,4 @@ def check_extend(
     rows = len(context_lens)
     rule = f"{rows + 1} long"
     require(len(query_starts) == rows + 1, "query_starts", rule, len(query_starts))
-    for name, tensor in (("query_starts", query_starts), ("context_lens", context_lens)):
-        require(tensor.is_contiguous(), f"{name} strides", "contiguous", tensor.stride())
+    check_contiguous("query_starts", query_starts)

@@ -13,11 +13,11 @@ from typing import Any
 import numpy as np
 
 from core.engine import Engine
-from core.queries import SinkQuery
 from core.request import Request, SamplingParams
 from core.session import Session
 from experiments.engines.workloads import warm_up_load
 from plugins.mode.bench import Bench, Outlet
+from plugins.mode.step_totals import StepTotals
 from plugins.workload.file import File
 
 RESULTS = "results.jsonl"
@@ -43,6 +43,7 @@ class Serve(Bench):
         self.paths = paths
         self.rounds = rounds
         self.warmup_requests = warmup_requests
+        self._wall_s = 0.0  # of the file served last
 
     def _serve(
         self, session: Session, engine: Engine, outlet: Outlet, warms: bool
@@ -56,7 +57,7 @@ class Serve(Bench):
                 log.flush()
             for number in range(self.rounds):
                 for path in map(Path, self.paths):
-                    result = self._measured(session, engine, outlet, path, number)
+                    result = self._serve_file(session, engine, outlet, path, number)
                     results.append(result)
                     log.write(json.dumps(result) + "\n")
                     log.flush()
@@ -80,7 +81,7 @@ class Serve(Bench):
             clear_cache(engine)
         return {"kind": READY, "unix_s": first_s}
 
-    def _measured(
+    def _serve_file(
         self, session: Session, engine: Engine, outlet: Outlet, path: Path, number: int
     ) -> dict[str, Any]:
         name = f"{path.stem}-{number}"
@@ -88,22 +89,17 @@ class Serve(Bench):
         session.folder.mkdir(exist_ok=True)
         tokenizer, vocab = engine.executor.tokenizer, engine.executor.vocab_size
         requests = session.workload.requests(tokenizer, vocab, session.run.seed)
-        outlet.sinks = session.hooks.build_all(
-            "build_sink", SinkQuery(session.run, str(session.folder))
-        )
-        try:
-            begin = time.perf_counter()
-            totals = self._replay(session, engine, requests)
-            wall_s = time.perf_counter() - begin
-            summary = self._summary(session, engine, requests, totals)
-            session.hooks.notify("on_run_end", summary)
-        except BaseException as error:
-            outlet.fail(error)
-            raise
-        outlet.close(session.run, summary)
+        summary = self._measured(session, engine, outlet, requests)
         engine.records.clear()
         clear_cache(engine)
-        return {"workload": path.stem, "round": number, **_figures(requests, summary, wall_s)}
+        figures = _figures(requests, summary, self._wall_s)
+        return {"workload": path.stem, "round": number, **figures}
+
+    def _replay(self, session: Session, engine: Engine, requests: Sequence[Request]) -> StepTotals:
+        begin = time.perf_counter()
+        totals = super()._replay(session, engine, requests)
+        self._wall_s = time.perf_counter() - begin
+        return totals
 
 
 def clear_cache(engine: Engine) -> None:

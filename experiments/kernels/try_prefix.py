@@ -21,6 +21,7 @@ import torch
 import triton
 from torch import Tensor
 
+from experiments.kernels.cases import capture
 from kernels import prefix_groups
 from kernels.declare import Rows
 from kernels.shared_prefix import PrefixConfig, SharedPrefix
@@ -207,16 +208,7 @@ def compare(out: Tensor, expected: Tensor, what: str) -> float:
 
 def captured(run: Callable[[], object]) -> Callable[[], object]:
     """A graph of one run."""
-    if DEVICE == "cpu":
-        return run
-    stream = torch.cuda.Stream()
-    with torch.cuda.stream(stream):
-        run()
-    torch.cuda.synchronize()
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        run()
-    return graph.replay
+    return run if DEVICE == "cpu" else capture(run).replay
 
 
 def cold_us(replay: Callable[[], object]) -> float:

@@ -33,6 +33,7 @@ from plugins.executor.rows import SamplingRows
 from plugins.executor.sampler import SamplePlan, plan_samples, sample
 from plugins.executor.sampling import SamplingKernels
 from plugins.executor.upload import download, upload
+from plugins.executor.warm_up import warm_up_chunks, warm_up_launch
 
 MAX_IN_FLIGHT = 2
 
@@ -98,9 +99,9 @@ class TorchExecutor:
         return self.model.tokenizer
 
     def prepare(self, layout: PoolLayout) -> None:
-        """Build the attention backend, allocate everything, run one token through the model, so
-        that the first request does not pay for the libraries' start, and capture graphs. Raises
-        ConfigError for a misfit."""
+        """Build the attention backend, allocate everything, compute what the first request would
+        else pay for (plugins/executor/warm_up.py), and capture graphs. Raises ConfigError for a
+        misfit."""
         model = self.model
         backend = self._build_attention(
             AttentionQuery(
@@ -125,7 +126,7 @@ class TorchExecutor:
         )
         chunks = warm_up_chunks(layout, self.max_model_len) if self.device.type == "cuda" else []
         for first, count in [(0, 1), *chunks]:
-            self.launch(_warm_up_launch(first, count))
+            self.launch(warm_up_launch(first, count))
             self.collect()
         self._make_graphs(self._state, layout)
 
@@ -287,34 +288,6 @@ def _sampled(launch: Launch, rows: SamplingRows) -> tuple[NDArray[np.int64], NDA
     row_ids = launch.row_ids[launch.samples].astype(np.int64)
     ends = (launch.first_positions + launch.num_tokens)[launch.samples]
     return row_ids, ends - rows.prompt_len[row_ids]
-
-
-def warm_up_chunks(layout: PoolLayout, max_model_len: int) -> list[tuple[int, int]]:
-    """First position and length of chunks that a device computes before the first request, which
-    would wait for the compiler else: attention has a kernel each for short chunks, for long ones,
-    and for long ones behind a cached prefix."""
-    longest = min(max_model_len, layout.max_pages * layout.page_size)
-    return [
-        (first, count)
-        for first, count in ((0, 32), (0, 512), (512, 512))
-        if count <= layout.max_num_batched_tokens and first + count <= longest
-    ]
-
-
-def _warm_up_launch(first: int, count: int) -> Launch:
-    """Tokens of row 0 from position `first` on, stored on the reserved page; it samples nothing."""
-    return Launch(
-        launch_id=-1,
-        row_ids=np.zeros(1, np.int32),
-        first_positions=np.full(1, first, np.int32),
-        num_tokens=np.full(1, count, np.int32),
-        token_ids=np.zeros(count, np.int32),
-        feedback=np.zeros(1, np.bool_),
-        samples=np.zeros(1, np.bool_),
-        num_decode_rows=int(count == 1),
-        table_updates=np.empty((0, 3), np.int32),
-        setups=(),
-    )
 
 
 def _name(dtype: torch.dtype) -> str:

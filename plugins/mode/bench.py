@@ -68,6 +68,14 @@ class Bench:
         session.run.manifest["executor"] = engine.executor.describe()
         if warms:
             warm_up(engine)
+        summary = self._measured(session, engine, outlet, requests)
+        session.hooks.check_all_asked(session.engine.strict)
+        return summary
+
+    def _measured(
+        self, session: Session, engine: Engine, outlet: "Outlet", requests: Sequence[Request]
+    ) -> dict[str, Any]:
+        """Serve the requests with sinks that open now and close with the summary."""
         outlet.sinks = session.hooks.build_all(
             "build_sink", SinkQuery(session.run, str(session.folder))
         )
@@ -79,7 +87,6 @@ class Bench:
             outlet.fail(error)
             raise
         outlet.close(session.run, summary)
-        session.hooks.check_all_asked(session.engine.strict)
         return summary
 
     def _replay(self, session: Session, engine: Engine, requests: Sequence[Request]) -> StepTotals:

@@ -9,8 +9,8 @@ import torch
 from core.errors import ConfigError, InvariantError
 from core.launch import PoolLayout
 from core.request import SamplingParams
-from plugins.executor.torch_executor import _warm_up_launch, warm_up_chunks
 from plugins.executor.torch_runner import TorchRunner
+from plugins.executor.warm_up import warm_up_chunks, warm_up_launch
 from tests.plugins.executor.launch_driver import GREEDY, Driver
 from tests.plugins.executor.toy_model import ToyModel, executor_query
 
@@ -206,7 +206,7 @@ def test_chunks_computed_before_the_first_request_touch_the_reserved_page_alone(
     core = Driver(plain)
     assert asked == []
     for first, count in warm_up_chunks(core.layout, 1024):
-        plain.launch(_warm_up_launch(first, count))
+        plain.launch(warm_up_launch(first, count))
         assert len(plain.collect().tokens) == 0
     kv = plain._state.forward.pool.kv
     assert kv[:, :, 0].any()
