@@ -1,4 +1,5 @@
-"""Choices left to the device: a group's node may name one file for each kind of device."""
+"""Choices left to the device: a group's node may name one file for each kind of device, and others
+for engine.deterministic."""
 
 from pathlib import Path
 
@@ -10,6 +11,7 @@ from core.config import require
 ROOT = Path(__file__).resolve().parent
 FOLDERS = {"attention": "kernel", "ops": "ops"}
 KEY = "by_device"
+DETERMINISTIC = "by_device_deterministic"
 
 
 def choose_by_device(config: DictConfig) -> DictConfig:
@@ -22,6 +24,9 @@ def choose_by_device(config: DictConfig) -> DictConfig:
     with open_dict(chosen):
         for group in waiting:
             names = chosen[group].pop(KEY)
+            exact = chosen[group].pop(DETERMINISTIC, names)
+            if OmegaConf.select(config, "engine.deterministic"):
+                names = exact
             if not chosen[group]:
                 kind = resolve_device(str(config.device)).partition(":")[0]
                 require(kind in names, f"{group}.{KEY}", "a choice for each device", kind)

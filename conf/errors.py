@@ -25,6 +25,9 @@ def readable(error: BaseException, overrides: Sequence[str]) -> str:
         return (
             f"{where} must be {KINDS.get(wrong.group(2), wrong.group(2))}, got {wrong.group(1)!r}"
         )
+    mixed = re.search(r"Value '(.*)' of type '\w+' is incompatible .* 'Union\[int, str\]'", text)
+    if mixed:
+        return f"{where} must be an integer or text, got {mixed.group(1)!r}"
     flag = re.search(r"Value '(.*)' is not a valid bool", text)
     if flag:
         return f"{where} must be true or false, got {flag.group(1)!r}"

@@ -1,24 +1,21 @@
 """Assemble an engine from its plugins."""
 
+from dataclasses import replace
 from functools import cache
 
+from core import queries
 from core.clock import Clock
-from core.config import EngineConfig, require
+from core.config import AUTO, EngineConfig, require
 from core.engine import Engine
 from core.hooks import Hooks
 from core.launch import PoolLayout
 from core.memory import KVMemory
 from core.protocols import Allocator, Executor, Sink
-from core.queries import (
-    AllocatorQuery,
-    EvictorQuery,
-    ExecutorQuery,
-    LengthPredictorQuery,
-    ModelQuery,
-    PrefixCacheQuery,
-)
 from core.state import EngineState
 from core.table import SequenceTable
+
+PROBE_TOKENS = 1 << 20  # a multiple of every page size: for an allocator asked for its page size
+MOST_PAGES = (1 << 31) - 1  # page ids are int32
 
 
 def build_engine(
@@ -33,32 +30,35 @@ def build_engine(
 ) -> Engine:
     """Ask every `build_*` hook in turn. Raises ConfigError for parts that do not fit together.
 
-    record_rows: list each step's rows in its record (costs host time with many running).
-    """
-    executor: Executor = hooks.build(
-        "build_executor",
-        ExecutorQuery(
-            engine=config,
-            seed=seed,
-            clock=clock,
-            model=cache(lambda: hooks.build("build_model", ModelQuery(device, seed, progress))),
-            attention=lambda query: hooks.build("build_attention", query),
-            progress=progress,
-        ),
+    record_rows: list each step's rows in its record (costs host time with many running)."""
+    model = queries.ModelQuery(device, seed, progress)
+    query = queries.ExecutorQuery(
+        engine=config,
+        seed=seed,
+        clock=clock,
+        model=cache(lambda: hooks.build("build_model", model)),
+        attention=lambda query: hooks.build("build_attention", query),
+        progress=progress,
     )
+    executor: Executor = hooks.build("build_executor", query)
     max_model_len = _model_len(config, executor)
-    allocator: Allocator = hooks.build(
-        "build_allocator", AllocatorQuery(config.pool_tokens, max_model_len)
-    )
+    tokens = PROBE_TOKENS if config.pool_tokens == AUTO else int(config.pool_tokens)
+    pool = queries.AllocatorQuery(tokens, max_model_len)
+    allocator: Allocator = hooks.build("build_allocator", pool)
     page_size = allocator.page_size
-    evictor = hooks.build("build_evictor", EvictorQuery(page_size))
-    prefix_cache = hooks.build("build_prefix_cache", PrefixCacheQuery(page_size, evictor))
+    evictor = hooks.build("build_evictor", queries.EvictorQuery(page_size))
+    prefix_cache = hooks.build("build_prefix_cache", queries.PrefixCacheQuery(page_size, evictor))
     # Rows of the launch in flight stay taken while others start: twice the running is enough.
     num_rows = 2 * config.max_num_seqs
+    max_pages = -(-max_model_len // page_size)
+    sizes = page_size, num_rows, max_pages, config.max_num_batched_tokens
+    if config.pool_tokens == AUTO:  # a cache has a use for more pages than the running can fill
+        most = MOST_PAGES if prefix_cache.stores else config.max_num_seqs * max_pages + 1
+        tokens = executor.measure_pool(PoolLayout(most, *sizes))
+        allocator = hooks.build("build_allocator", replace(pool, pool_tokens=tokens))
     table = SequenceTable(max_model_len)
     memory = KVMemory(allocator, prefix_cache, table, num_rows, max_model_len)
-    num_pages, budget = allocator.num_pages + 1, config.max_num_batched_tokens
-    executor.prepare(PoolLayout(num_pages, page_size, num_rows, memory.max_pages, budget))
+    executor.prepare(PoolLayout(allocator.num_pages + 1, *sizes))
     state = EngineState(
         config=config,
         seed=seed,
@@ -66,7 +66,7 @@ def build_engine(
         clock=clock,
         table=table,
         memory=memory,
-        predictor=hooks.build("build_length_predictor", LengthPredictorQuery(seed)),
+        predictor=hooks.build("build_length_predictor", queries.LengthPredictorQuery(seed)),
         vocab_size=executor.vocab_size,
         max_model_len=max_model_len,
         model_end_tokens=executor.end_token_ids,
@@ -75,12 +75,8 @@ def build_engine(
 
 
 def _model_len(config: EngineConfig, executor: Executor) -> int:
-    if config.max_model_len is None:
-        return executor.max_model_len
-    require(
-        config.max_model_len <= executor.max_model_len,
-        "engine.max_model_len",
-        f"<= the model's {executor.max_model_len}",
-        config.max_model_len,
-    )
-    return config.max_model_len
+    length, longest = config.max_model_len, executor.max_model_len
+    if length is None:
+        return longest
+    require(length <= longest, "engine.max_model_len", f"<= the model's {longest}", length)
+    return length

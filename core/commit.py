@@ -1,11 +1,8 @@
-"""After a launch. Settling moves memory, from what was launched; committing takes in the tokens
-that came.
+"""After a launch: settling moves memory, from what was launched; committing takes in the tokens.
 
 Settling needs no token value of its launch: pages that a launch filled hold tokens known before it,
 and a sequence whose limit is reached ends whatever its last token says. So memory moves at the same
-point of the step whether or not launches overlap, and with forced lengths every decision is the
-same in both.
-"""
+point of a step whether or not launches overlap: with forced lengths every decision is the same."""
 
 import numpy as np
 from numpy.typing import NDArray
@@ -49,17 +46,15 @@ class Committer:
     def commit(
         self, launch: Launch, ids: NDArray[np.int64], result: LaunchResult, record: StepRecord
     ) -> tuple[list[Sequence], NDArray[np.int32]]:
-        """End who failed, append the sampled tokens and end who is done; returns whose tokens they
-        are, and the tokens.
-
-        Tokens of sequences that ended meanwhile are dropped; a preempted sequence keeps its late
-        token.
-        """
+        """End who failed, append the sampled tokens, end who is done; returns the tokens and whose
+        they are. Late tokens of an ended sequence are dropped; a preempted one keeps its own."""
         state, table = self._state, self._state.table
         sampled = ids[launch.samples]
         for row, error in result.errors.items():
             position = int(launch.first_positions[row] + launch.num_tokens[row])
-            self._fail(int(ids[row]), f"at position {position}: {error}", record)
+            # What it published may be as wrong as its logits: settling does not wait for these.
+            for choice in self.fail(int(ids[row]), f"at position {position}: {error}", record):
+                state.memory.forget(choice)
         self._prompt_logprobs(launch, ids, result)
         self._end_unsampled(ids[~launch.samples], record)
         alive = table.id[sampled & SLOT_MASK] == sampled
@@ -84,19 +79,17 @@ class Committer:
         record.sampled_tokens = len(sequences)
         return sequences, tokens
 
-    def _fail(self, id: int, error: str, record: StepRecord) -> None:
-        """End a request with all its choices. What they published may be as wrong as their logits:
-        settling does not wait for these."""
+    def fail(self, id: int, error: str, record: StepRecord) -> list[Sequence]:
+        """End the request of a sequence, if it still lives, with all its choices; returns these."""
         state, sequence = self._state, self._state.table.get(id)
         if sequence is None:
-            return
+            return []
         live = state.live[sequence.request.request_id]
         message = f"request {sequence.request.request_id!r} {error}"
         state.note(record, sequence, "finished", CORE, message)
         choices = list(live.sequences)
         state.end(live, FinishReason.error, message)
-        for choice in choices:
-            state.memory.forget(choice)
+        return choices
 
     def _append(self, sequences: list[Sequence], tokens: NDArray[np.int32], step: int) -> None:
         now_s = self._state.now_s

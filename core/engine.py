@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from core.clock import Clock
 from core.commit import Committer
-from core.errors import PolicyError
+from core.errors import EngineStoppedError, LaunchError, PolicyError
 from core.hooks import Hooks
 from core.invariants import check_invariants
 from core.launch import Launch
@@ -50,6 +50,7 @@ class Engine:
     _lock: Lock = field(default_factory=Lock)  # between submitters: an id is queued once
     _in_flight: deque[InFlight] = field(default_factory=deque)
     _idle_steps: int = 0
+    _stopped: str = ""  # why the executor is not called any more
     _unsent: StepRecord | None = None  # of a step that launched nothing and committed another
     _planner: Planner = field(init=False)
     _packer: Packer = field(init=False)
@@ -83,8 +84,10 @@ class Engine:
 
     def submit(self, request: Request) -> None:
         """Queue a request for the next step. Raises RequestError if it is malformed; one that can
-        never fit the pool or the model's length ends at once, with a record that says so."""
+        never fit the pool or the model's length ends at once, with a record that says so. Raises
+        EngineStoppedError after an executor's failure for good."""
         with self._lock:
+            self._require_executor()
             self.state.validate(request, self._queued)
             self._queued.add(request.request_id)
             self._inbox.append(request)
@@ -94,7 +97,12 @@ class Engine:
         self._inbox.append(request_id)
 
     def step(self) -> StepEvent | None:
-        """One iteration. With overlap the event is the previous launch's. None: nothing to tell."""
+        """One iteration. With overlap the event is the previous launch's. None: nothing to tell.
+
+        A launch that cannot be made (LaunchError) fails its requests and no others. What else the
+        executor raises ends every request with that reason, tokens in flight are dropped, and the
+        exception goes on to the caller; from then on `step` raises EngineStoppedError."""
+        self._require_executor()
         if self._unsent is not None:
             record, self._unsent = self._unsent, None
             return self._emit(record, [], np.empty(0, np.int32))
@@ -104,20 +112,9 @@ class Engine:
         self._drain()
         rows = self._planner.plan(record)
         watch.lap(record, "plan")
-        if rows is not None:
-            launch, rows = self._packer.pack(rows, record)
-            launched = InFlight(launch, state.table.id[rows.slots], record)
-            record.num_rows = len(rows.slots)
-            if self.record_rows:
-                record.rows = self._list_rows(rows)
-            watch.lap(record, "pack")
-            self.executor.launch(launch)
-            record.launched_s = state.clock.now()
-            watch.lap(record, "launch")
-            self._measure(record)
-            self._in_flight.append(launched)
+        launched = rows is not None and self._launch(rows, record, watch)
         self._check_progress(rows is not None, record)
-        event = self._after_launch(rows is not None, record, watch)
+        event = self._after_launch(launched, record, watch)
         self.steps += 1
         if state.config.strict:
             check_invariants(state, [entry.ids for entry in self._in_flight])
@@ -126,6 +123,50 @@ class Engine:
     def close(self) -> None:
         """Release the executor's device."""
         self.executor.close()
+
+    def _launch(self, rows: Rows, record: StepRecord, watch: "Stopwatch") -> bool:
+        """Whether the launch of `rows` is on its way; else its requests have ended."""
+        state = self.state
+        launch, rows = self._packer.pack(rows, record)
+        entry = InFlight(launch, state.table.id[rows.slots], record)
+        listed = self._list_rows(rows) if self.record_rows else []
+        watch.lap(record, "pack")
+        try:
+            self.executor.launch(launch)
+        except LaunchError as error:
+            # Not collected, it holds no row: those it shares with launches in flight wait for them.
+            last = self._in_flight[-1].launch.launch_id if self._in_flight else -1
+            state.memory.launched(last, launch.row_ids)
+            for one in entry.ids.tolist():
+                self._committer.fail(one, f"ended: {error}", record)
+            return False
+        except Exception as error:
+            self._stop(error, record)
+            raise
+        record.num_rows, record.rows = len(rows.slots), listed
+        record.launched_s = state.clock.now()
+        watch.lap(record, "launch")
+        self._measure(record)
+        self._in_flight.append(entry)
+        return True
+
+    def _stop(self, error: Exception, record: StepRecord) -> None:
+        """End every request with the reason; nothing in flight is collected."""
+        state = self.state
+        with self._lock:  # who submits either comes before, and ends here, or is refused
+            self._stopped = f"the engine stopped: {type(error).__name__}: {error}"
+        error.add_note("the engine stopped: every unfinished request ended with this error")
+        state.now_s = state.clock.now()
+        self._drain()
+        for live in list(state.live.values()):
+            state.end(live, FinishReason.error, self._stopped)
+        self._in_flight.clear()
+        state.memory.collected(self._packer.next_id)
+        self._emit(record, [], np.empty(0, np.int32))
+
+    def _require_executor(self) -> None:
+        if self._stopped:
+            raise EngineStoppedError(self._stopped)
 
     def _after_launch(
         self, launched: bool, record: StepRecord, watch: "Stopwatch"
@@ -153,7 +194,11 @@ class Engine:
 
     def _commit(self, entry: InFlight, watch: "Stopwatch") -> StepEvent:
         watch.skip()
-        result = self.executor.collect()
+        try:
+            result = self.executor.collect()
+        except Exception as error:
+            self._stop(error, entry.record)
+            raise
         watch.lap(entry.record, "collect")
         if result.launch_id != entry.launch.launch_id:
             raise AssertionError(f"collected {result.launch_id}, expected {entry.launch.launch_id}")
@@ -217,13 +262,9 @@ class Engine:
         record.end_s = self.state.now_s
         ended: list[Live] = self.state.ended[:]
         self.state.ended.clear()
-        event = StepEvent(
-            record,
-            tuple([sequence.request.request_id for sequence in sequences]),
-            tuple([sequence.choice for sequence in sequences]),
-            tokens,
-            tuple(live.record for live in ended),
-        )
+        ids = tuple([sequence.request.request_id for sequence in sequences])
+        choices = tuple([sequence.choice for sequence in sequences])
+        event = StepEvent(record, ids, choices, tokens, tuple(live.record for live in ended))
         for sink in self.sinks:
             sink.step(record)
             for live in ended:

@@ -21,5 +21,13 @@ class PolicyError(PluginError):
     """A decision that the core refused: the message names plugin, hook, rule and value."""
 
 
+class LaunchError(TritiumError):
+    """An executor could not make a launch, but can make others: the launch's requests fail."""
+
+
+class EngineStoppedError(TritiumError):
+    """The executor failed for good; the message says why. Nothing more is served."""
+
+
 class InvariantError(TritiumError):
     """Strict mode found the engine's own books out of balance: a fault of the core."""

@@ -37,17 +37,13 @@ class Registered:
 class Hooks:
     """All plugins of one engine.
 
-    `who[hook]` is the plugin that gave the latest answer at a hook. `displaces`: some plugin
-    preempts for waiting requests.
-    """
+    `who[hook]`: the plugin that answered last. `displaces`: one preempts for waiting requests."""
 
     def __init__(self, defaults: dict[str, object], plugins: dict[str, object]) -> None:
-        """Register `defaults` first, then `plugins` in order: the newest is asked first. Keys:
-        names.
+        """Register `defaults`, then `plugins` in order: the newest is asked first. Keys: names.
 
         Raises PluginError for a plugin without hooks, a misspelt or unmarked hook, or two plugins
-        that answer one single-answer hook.
-        """
+        that answer one single-answer hook."""
         self._manager = pluggy.PluginManager(PROJECT)
         self._manager.add_hookspecs(HookSpecs)
         self.registered: dict[str, Registered] = {}

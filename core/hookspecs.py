@@ -3,8 +3,7 @@
 `decide_*`: once a step or a request, unless memory forces a new plan; a frozen query in, a decision
 or None out (None: the next plugin is asked, last the default). `build_*`: once a run; the object is
 kept and called directly. `on_*`: every plugin is called; nothing is returned. The core checks every
-decision and alone changes state.
-"""
+decision and alone changes state."""
 
 from typing import Any
 
@@ -60,7 +59,8 @@ class HookSpecs:
 
     @hookspec(firstresult=True)
     def build_allocator(self, query: queries.AllocatorQuery) -> protocols.Allocator | None:
-        """Which free pages to hand out, and the page size. Checked: ids are free and distinct."""
+        """Which free pages to hand out, and the page size. Asked once more, before and for the page
+        size alone, where engine.pool_tokens is auto. Checked: ids are free and distinct."""
 
     @hookspec(firstresult=True)
     def build_prefix_cache(self, query: queries.PrefixCacheQuery) -> protocols.PrefixCache | None:

@@ -12,8 +12,7 @@ from core.table import State
 def check_invariants(state: EngineState, in_flight: list[NDArray[np.int64]]) -> None:
     """Raise InvariantError for the first book that does not balance.
 
-    Linear in pages and sequences: for tests, off in measured runs.
-    """
+    Linear in pages and sequences: for tests, off in measured runs."""
     _check_classes(state)
     _check_references(state)
     _check_sequences(state)
@@ -65,21 +64,15 @@ def _check_sequences(state: EngineState) -> None:
         handles += sequence.prefix is not None
         now = State(table.state[slot])
         _equal(f"sequence {sequence.id} runs and is listed", now is State.RUNNING, slot in running)
-        _equal(
-            f"sequence {sequence.id} waits and is queued",
-            now is State.WAITING,
-            sequence.id in state.waiting,
-        )
+        queued = sequence.id in state.waiting
+        _equal(f"sequence {sequence.id} waits and is queued", now is State.WAITING, queued)
         _equal(f"sequence {sequence.id} has a row", now is State.RUNNING, sequence.row is not None)
         _equal(f"sequence {sequence.id} known tokens", int(table.known[slot]), len(sequence.tokens))
         if now is State.RUNNING:
             room = int(table.pages_held[slot]) * memory.page_size
-            if not table.computed[slot] <= min(
-                room, int(table.known[slot] + table.in_flight[slot])
-            ):
-                raise InvariantError(
-                    f"sequence {sequence.id}: computed {table.computed[slot]} of {room}"
-                )
+            most = min(room, int(table.known[slot] + table.in_flight[slot]))
+            if (have := table.computed[slot]) > most:
+                raise InvariantError(f"sequence {sequence.id}: computed {have} of {most}")
     _equal("live handles on the cache", memory.cache.num_handles, handles)
     listed = sum(len(live.sequences) for live in state.live.values())
     _equal("sequences of live requests", listed, len(table))
@@ -89,11 +82,8 @@ def _check_idle(state: EngineState, in_flight: list[NDArray[np.int64]]) -> None:
     if state.live or in_flight:
         return
     memory = state.memory
-    _equal(
-        "idle: free + cached pages",
-        memory.ledger.num_free + memory.ledger.num_tree,
-        memory.ledger.num_pages,
-    )
+    free = memory.ledger.num_free + memory.ledger.num_tree
+    _equal("idle: free + cached pages", free, memory.ledger.num_pages)
     _equal("idle: evictable pages", memory.cache.num_evictable, memory.cache.num_pages)
     _equal("idle: rows in use", memory.rows_in_use, 0)
     _equal("idle: waiting", len(state.waiting), 0)

@@ -1,8 +1,7 @@
 """Page keys: a 64-bit digest of each whole page of tokens, the token id itself at page size 1.
 
 A digest only finds candidates: the cache compares the stored tokens before it calls them equal, so
-a crafted collision costs a miss, never a wrong page.
-"""
+a crafted collision costs a miss, never a wrong page."""
 
 import numpy as np
 from numpy.typing import NDArray

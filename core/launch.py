@@ -15,8 +15,7 @@ class PoolLayout:
     """Sizes the executor allocates for, fixed for a run.
 
     num_pages counts page 0, which is reserved: padding rows and table tails point at it.
-    num_rows: device table rows; ids 0 <= row < num_rows. max_pages: entries of a table row.
-    """
+    num_rows: device table rows; ids 0 <= row < num_rows. max_pages: entries of a table row."""
 
     num_pages: int
     page_size: int
@@ -27,13 +26,11 @@ class PoolLayout:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class RowSetup:
-    """A device row (re)assigned by this launch: reset its table row to page 0 and its sampling
-    state.
+    """A row (re)assigned by this launch: point its table row at page 0, reset its sampling state.
 
     tokens: all known ids at that time, prompt first, int32 [known] (known > prompt_len after a
     preemption). seed and choice key the random draws with the output position. end_token_ids stop
-    the sequence and are masked until params.min_tokens tokens are out.
-    """
+    the sequence and are masked until params.min_tokens tokens are out."""
 
     row: int
     params: SamplingParams
@@ -55,8 +52,7 @@ class Launch:
     samples: bool [num_rows]: the row ends at its last known token and yields one new token, drawn
     for output position first_position + num_tokens - prompt_len. num_decode_rows: rows [0,
     num_decode_rows) have one token each. table_updates: int32 [num_updates, 3] of (row, page index,
-    page id), applied after `setups`, before use.
-    """
+    page id), applied after `setups`, before use."""
 
     launch_id: int
     row_ids: Int32
@@ -72,11 +68,9 @@ class Launch:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class TokenLogprobs:
-    """Log-probabilities at one position, after penalties and bias, before temperature and
-    truncation.
+    """Log-probabilities of a position: after penalties and bias, before temperature and truncation.
 
-    top_ids int32 [k], top_logprobs float32 [k], best first. Never NaN; a masked entry is -inf.
-    """
+    top_ids int32 [k], top_logprobs float32 [k], best first. Never NaN; a masked entry is -inf."""
 
     logprob: float
     top_ids: Int32
@@ -92,8 +86,7 @@ class LaunchResult:
     prompt_logprobs: row index in the launch -> entries for prompt positions first + 1 .. min(first
     + num_tokens, prompt_len - 1), in order, where first = first_positions[row]: the logits of
     position p score the token at p + 1. finished_s: engine-clock time the device was done.
-    graph_rows: rows, padding included, of the captured graph that ran it; 0 = none did.
-    """
+    graph_rows: rows, padding included, of the captured graph that ran it; 0 = none did."""
 
     launch_id: int
     tokens: Int32

@@ -23,9 +23,7 @@ class PageLedger:
     """Classes and reference counts of pages 0 .. num_pages; page 0 is never handed out.
 
     A page returns to FREE when the last of cache and sequences lets go of it. There is no class for
-    pages read by a launch in flight: launches run in order on one stream, so a page may be
-    rewritten by the next.
-    """
+    pages read by a launch in flight: launches run in order, so the next may rewrite them."""
 
     def __init__(self, num_pages: int) -> None:
         self.classes = np.full(num_pages + 1, PageClass.FREE, np.int8)

@@ -1,8 +1,6 @@
-"""KV memory of one engine: page tables, prefix locks, growth and release, over allocator, cache and
-ledger.
+"""KV memory of one engine over allocator, cache and ledger: page tables, locks, growth, release.
 
-Plugins propose pages and victims; every change of ownership happens here, through the ledger.
-"""
+Plugins propose pages and victims; every change of ownership happens here, through the ledger."""
 
 from dataclasses import dataclass
 

@@ -6,8 +6,7 @@ capacity and error requests are counted apart.
 - TTFT: first token - arrival, queueing included.
 - ITL: every gap between successive tokens of one choice, one sample a gap.
 - TPOT: (E2E - TTFT) / (n - 1), one sample a request, none for n = 1 (n: the longest choice).
-- E2E: finish - arrival. Queue: first admission - arrival.
-"""
+- E2E: finish - arrival. Queue: first admission - arrival."""
 
 from collections.abc import Iterable
 

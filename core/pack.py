@@ -18,7 +18,7 @@ class Packer:
 
     def __init__(self, state: EngineState) -> None:
         self._state = state
-        self._next_id = 0
+        self.next_id = 0
 
     def pack(self, rows: Rows, record: StepRecord) -> tuple[Launch, Rows]:
         """The launch of `rows`, and the rows in its order: one-token rows first."""
@@ -34,7 +34,7 @@ class Packer:
         row_ids = table.row[rows.slots]
         fresh = memory.pages_sent[row_ids] == 0
         launch = Launch(
-            launch_id=self._next_id,
+            launch_id=self.next_id,
             row_ids=row_ids,
             first_positions=first,
             num_tokens=rows.num_tokens,
@@ -45,7 +45,7 @@ class Packer:
             table_updates=memory.table_updates(row_ids, table.pages_held[rows.slots]),
             setups=tuple(self._setup(table.at(slot)) for slot in rows.slots[fresh].tolist()),
         )
-        self._next_id += 1
+        self.next_id += 1
         self._account(rows, first, ends, samples, record)
         memory.launched(launch.launch_id, row_ids)
         return launch, rows

@@ -91,12 +91,10 @@ class PrefixMatch(Protocol):
 
 
 class PrefixCache(Protocol):
-    """Index of reusable pages by content. Owns the pages it holds until `evict` or `clear` returns
-    them.
+    """Index of reusable pages by content. Owns what it holds until `evict` or `clear` returns it.
 
     keys: uint64 [n], a digest a page; tokens: int32 [n * page_size] or None when only digests exist
-    (recorded traces); namespace: prefixes match only within one. A handle is opaque and locked
-    until `unlock`."""
+    (recorded traces); namespace: prefixes match only within one. A handle locks until `unlock`."""
 
     stores: bool  # False: it never keeps a page, and need not be asked
     num_pages: int
@@ -164,11 +162,18 @@ class Executor(Protocol):
     def tokenizer(self) -> Any | None:
         """The model's tokenizer, None without one."""
 
+    def measure_pool(self, layout: PoolLayout) -> int:
+        """engine.pool_tokens=auto: KV slots that memory holds beside all else, in whole pages, with
+        page 0 at most layout.num_pages. Called before `prepare`. Raises ConfigError if one request
+        of layout.max_pages does not fit, or there is no memory to measure."""
+
     def prepare(self, layout: PoolLayout) -> None:
         """Allocate pool, tables and buffers. Called once, before the first launch."""
 
     def launch(self, launch: Launch) -> None:
-        """Start a launch; returns without waiting for the device."""
+        """Start a launch; returns without waiting for the device. Raises LaunchError if this one
+        cannot be made: it is not collected then, and its rows are set up anew before further use.
+        Any other exception, here or in `collect`, stops the engine."""
 
     def collect(self) -> LaunchResult:
         """Wait for the oldest uncollected launch."""
@@ -227,7 +232,7 @@ class Model(Protocol):
 
     def forward(self, token_ids: Any, positions: Any, attend: Attend, logits_rows: Any) -> Any:
         """token_ids, positions: int64 [num_tokens]; logits_rows: int64 [k] into the packed tokens.
-        Returns logits float32 [k, vocab_size]."""
+        Returns logits [k, vocab_size], float32 or rounded to the model's dtype."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -240,7 +245,7 @@ class AttentionBatch:
     row's new tokens begin in the packed order. These are device tensors; host_context_lens and
     host_query_lens [N] are the lengths and the numbers of new tokens as integers, so that planning
     waits for no device. num_decode_rows: rows [0, that) have one new token each and go to the
-    decode kernel."""
+    decode kernel; shares_prefix: enough of them begin with the same pages."""
 
     page_table: Any
     context_lens: Any
@@ -249,6 +254,7 @@ class AttentionBatch:
     host_query_lens: Sequence[int]
     num_decode_rows: int
     page_size: int
+    shares_prefix: bool = False
 
 
 class AttentionBackend(Protocol):

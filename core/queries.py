@@ -28,11 +28,9 @@ class Hold(Enum):
 
 @dataclass(frozen=True, slots=True)
 class OrderQuery:
-    """Waiting requests that need a key: new, changed (preempted, a late token) or whose hold ran
-    out.
+    """Waiting requests that need a key: new, changed (preempted, a late token) or out of hold.
 
-    cached_tokens(ids): tokens of each that the prefix cache holds now, int32; computed on call.
-    """
+    cached_tokens(ids): tokens of each that the prefix cache holds now, int32; computed on call."""
 
     waiting: RequestTable
     now_s: float
@@ -69,8 +67,7 @@ class AdmissionQuery:
     requests still need for tokens they already have. pages_reserved_at_once: what the allocator
     takes on admission (0 = on demand); allocatable(n): whether it can hand out n pages at once,
     evicting if needed. running: those running now, admitted ones included. waiting: how many wait,
-    this one included. request(id): what the client asked, of the candidate or a running one.
-    """
+    this one included. request(id): what the client asked, of the candidate or a running one."""
 
     candidate: RequestTable
     cached_tokens: int
@@ -103,8 +100,7 @@ class BatchQuery:
     """Choose this step's rows from `running`, in admission order; every row has remaining >= 1.
 
     waiting: requests still waiting. token_limit: engine.max_num_batched_tokens. replanning: True
-    when an earlier choice of this step did not fit memory.
-    """
+    when an earlier choice of this step did not fit memory."""
 
     running: RequestTable
     waiting: int
@@ -139,8 +135,7 @@ class PreemptionQuery:
     or if a waiting request lacks only the margin of the admission policy).
 
     beneficiary: a table of one waiting request for SLOTS and DISPLACE, else None. random: a
-    generator seeded by the run's seed and the step.
-    """
+    generator seeded by the run's seed and the step."""
 
     cause: Cause
     candidates: RequestTable

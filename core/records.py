@@ -9,13 +9,11 @@ from core.launch import TokenLogprobs
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """A decision about one sequence: which plugin made it, why, and what it cost in tokens or
-    pages.
+    """A decision about one sequence: which plugin made it, why, what it cost in tokens or pages.
 
     kind: admitted, resumed, refused, skipped, unadmitted (its pages were short after all),
     preempted, finished. detail holds the figures of the kind: cached_tokens, pages_freed,
-    lost_tokens, cause, beneficiary.
-    """
+    lost_tokens, cause, beneficiary."""
 
     request_id: str
     choice: int
@@ -32,11 +30,9 @@ class StepRecord:
     A step's tokens: prefill_tokens + decode_tokens; recomputed_tokens (a part of the former) were
     computed before and lost to a preemption. num_rows: token streams that ran; rows: (request id,
     choice, tokens) of each, empty if the engine does not list them. graph_rows: see LaunchResult.
-    Pages: pages_free + pages_tree
-    + pages_request = pool_pages. pages_evictable of pages_tree are unlocked. used_tokens: slots of
-    request pages that hold a live token; the rest of them is internal waste. external_tokens: free
-    slots that a refused allocation could not use (contiguous allocator), else 0.
-    """
+    Pages: pages_free + pages_tree + pages_request = pool_pages. pages_evictable of pages_tree are
+    unlocked. used_tokens: slots of request pages that hold a live token; the rest of them is waste.
+    external_tokens: free slots that a refused allocation could not use (contiguous), else 0."""
 
     step: int
     start_s: float
@@ -85,8 +81,7 @@ class RequestRecord:
     cached_tokens: prompt tokens taken from the prefix cache at its first admission (choice 0);
     pages that a resumed request finds again count in resumed_cached_tokens and never as hits.
     recomputed_tokens: computed again after a preemption. finish_reason: see FinishReason; error:
-    the message for capacity and error.
-    """
+    the message for capacity and error."""
 
     request_id: str
     client: str
@@ -120,9 +115,7 @@ class RunInfo:
     """What is known of a run before it starts.
 
     hooks: hook -> plugin in charge. policy: flat label of the `+policy=` plugins, "default" without
-    any. config: the resolved configuration. manifest: commit, versions, device, seeds, kernel
-    configurations.
-    """
+    any. config: the resolved one. manifest: commit, versions, device, seeds, kernels' choices."""
 
     name: str
     seed: int

@@ -23,7 +23,7 @@ class FinishReason(Enum):
     length = "length"  # max_tokens or max_model_len reached
     abort = "abort"  # the client went away
     capacity = "capacity"  # it cannot fit the pool, at once or when it had to grow
-    error = "error"  # its logits held no token to draw, or a per-request hook failed
+    error = "error"  # its logits held no token, its launch failed, or the engine stopped
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,8 +35,7 @@ class SamplingParams:
     logit_bias: token id -> added to its logit. min_tokens: end and stop tokens are masked before
     it. logprobs: how many top entries to return beside the chosen token, None = none.
     prompt_logprobs: likewise for each prompt token after the first; such a request skips the prefix
-    cache. n: choices. seed: None = derived from the run's seed and the request's id.
-    """
+    cache. n: choices. seed: None = derived from the run's seed and the request's id."""
 
     max_tokens: int = 16
     temperature: float = 1.0
@@ -101,8 +100,7 @@ class Request:
     are shared only within one (a tenant's salt). client and session: free labels for fairness and
     routing. deadline_s: absolute, None = none. forced_output: emit exactly this many tokens,
     ignoring end tokens (recorded traces); it bounds max_tokens. cache: False keeps the request out
-    of the prefix cache.
-    """
+    of the prefix cache."""
 
     request_id: str
     prompt: NDArray[np.int32]
@@ -135,13 +133,11 @@ class Request:
 
 @dataclass(slots=True, eq=False)
 class Sequence:
-    """One token stream of a request; the numbers that policies see live in core/table.py under
-    `id`.
+    """One token stream of a request; numbers that policies see live in core/table.py under `id`.
 
     record: times and steps of its tokens. tokens: prompt and generated ids, int32. page_keys:
     digests of the whole pages of `tokens`, grown on demand. prefix: the cache's lock handle, or
-    None. row: device table row while running or draining.
-    """
+    None. row: device table row while running or draining."""
 
     id: int
     request: Request

@@ -16,8 +16,7 @@ class Session:
     """One run, composed and not yet started.
 
     run.manifest grows while parts are built (model, executor). folder: absolute, exists, empty but
-    for config and manifest. device: "cpu", "cuda" or "cuda:N", already resolved from "auto".
-    """
+    for config and manifest. device: "cpu", "cuda" or "cuda:N", already resolved from "auto"."""
 
     hooks: Hooks
     engine: EngineConfig

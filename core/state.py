@@ -1,7 +1,6 @@
 """What one engine knows, and the few moves that change a sequence's state.
 
-Planning, settling and committing (planner.py, commit.py) are written in terms of these moves.
-"""
+Planning, settling and committing (planner.py, commit.py) are written in terms of these moves."""
 
 from collections import Counter
 from collections.abc import Container

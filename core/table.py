@@ -1,9 +1,6 @@
-"""Numbers of all live sequences in one structure of arrays, and the read-only views that policies
-get.
+"""Numbers of all live sequences in one structure of arrays, and read-only views for policies.
 
-An id is `serial << SLOT_BITS | slot`: unique for the whole run, and `id & SLOT_MASK` is the column
-index.
-"""
+An id is `serial << SLOT_BITS | slot`: unique for the whole run; `id & SLOT_MASK` is the index."""
 
 from array import array
 from collections.abc import Iterator
@@ -76,8 +73,7 @@ PRIVATE: dict[str, type[np.generic]] = {
 class SequenceTable:
     """Columns over slots, grown by doubling. The core alone writes.
 
-    max_model_len bounds the output columns: a client may ask for more tokens than int32 holds.
-    """
+    max_model_len bounds the output columns: a client may ask for more tokens than int32 holds."""
 
     def __init__(self, max_model_len: int, capacity: int = 64) -> None:
         self._max_model_len = max_model_len

@@ -25,6 +25,7 @@ import torch
 import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource, make_backend
+from triton.experimental.gluon._runtime import GluonASTSource
 from triton.runtime import jit
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -100,21 +101,47 @@ def record(capability: int = 90) -> Iterator[list[Compiled]]:
     """While it is open, launches of Triton kernels are compiled and listed, and not run; their
     tensors may lie on a CPU. What a launcher returns then is not computed."""
     compiled: list[Compiled] = []
+
+    def take(kernel: Any, backend: Any, options: dict[str, Any], bound: Any) -> None:
+        parsed, *parts = kernel._pack_args(backend, options, *bound)
+        source = (GluonASTSource if kernel.is_gluon() else ASTSource)(kernel, *parts)
+        compiled.append(_compile(source, capability, parsed.__dict__))
+
+    with _launches(capability, take):
+        yield compiled
+
+
+@contextmanager
+def record_keys(capability: int = 90) -> Iterator[list[tuple[str, str]]]:
+    """As `record`, but nothing is compiled: a launch's kernel, and the key under which Triton keeps
+    what it compiled for it. As many keys as a kernel has, so many times is it compiled."""
+    keys: list[tuple[str, str]] = []
+
+    def take(kernel: Any, backend: Any, options: dict[str, Any], bound: Any) -> None:
+        del backend, options
+        _, specialization, given = bound
+        keys.append((kernel.__name__, jit.compute_cache_key({}, specialization, given)))
+
+    with _launches(capability, take):
+        yield keys
+
+
+@contextmanager
+def _launches(capability: int, take: Callable[..., None]) -> Iterator[None]:
+    """Hand launches to `take`: kernel, backend, options, and what the kernel's binder returned."""
     backend = make_backend(GPUTarget("cuda", capability, 32))
 
     def run(self: Any, *arguments: Any, grid: Any, warmup: bool, **options: Any) -> None:
         del grid, warmup  # nothing runs
         options = {"debug": False, **options}
         binder = jit.create_function_from_signature(self.signature, self.params, backend)
-        bound, specialization, parsed = binder(*arguments, **options)
-        parsed, *parts = self._pack_args(backend, options, bound, specialization, parsed)
-        compiled.append(_compile(ASTSource(self, *parts), capability, parsed.__dict__))
+        take(self, backend, options, binder(*arguments, **options))
 
     original = jit.JITFunction.run
     jit.JITFunction.run = run
     torch.Tensor.is_cuda = True  # so that checks let CPU tensors pass
     try:
-        yield compiled
+        yield
     finally:
         jit.JITFunction.run = original
         del torch.Tensor.is_cuda  # back to what it hid

@@ -32,9 +32,11 @@ class Capabilities:
     torch's device types. address: how it finds a token's slot: "table" (block table) or "slots"
     (one flat list of slots with offsets, which its plan makes from the table). graph_safe: fixed
     grids and device-side lengths, so that a CUDA graph may capture plan and call. batch_invariant:
-    a row's result does not depend on the rows beside it, bit for bit. returns_lse, softcap: it
-    takes these keywords. takes_new_kv: an extend kernel takes keywords k_new and v_new, the new
-    tokens' K and V [T, Hkv, D] in q's dtype, tokens strided, which the cache holds too.
+    a row's result does not depend on the rows beside it, bit for bit. reduction_order: a name; of
+    kernels that declare the same, a token's result has the same bits, however its context was cut
+    into chunks. returns_lse, softcap: it takes these keywords. takes_new_kv: an extend kernel takes
+    keywords k_new and v_new, the new tokens' K and V [T, Hkv, D] in q's dtype, tokens strided,
+    which the cache holds too.
     kv_capability: least CUDA capability (89 = 8.9) by cache dtype, default what Triton needs."""
 
     dtypes: tuple[str, ...]
@@ -46,6 +48,7 @@ class Capabilities:
     address: str = "table"
     graph_safe: bool = False
     batch_invariant: bool = False
+    reduction_order: str | None = None
     returns_lse: bool = False
     softcap: bool = False
     takes_new_kv: bool = False

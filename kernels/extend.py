@@ -27,7 +27,7 @@ from torch import Tensor
 from kernels.check import check_device, check_softcap, check_window, require
 from kernels.declare import Capabilities, Rows, declare
 from kernels.extend_check import Form, check_extend, extend_form
-from kernels.extend_merge import merge_splits
+from kernels.extend_merge import MAX_SPLITS, merge_splits
 from kernels.extend_plan import NO_LIMIT, make_tiles
 from kernels.jit import DEVICES, LN2, LOG2E, dot, soft_cap, upcast
 from kernels.launch import Launcher, num_sms
@@ -48,7 +48,6 @@ CAPABILITIES = Capabilities(
 INTERPRETED_SMS = 132
 """So that splits are taken in the interpreter as on a card."""
 
-MAX_SPLITS = 8
 SPLIT_TOKENS = 512
 """Fewest keys worth a program of their own."""
 
@@ -142,15 +141,19 @@ def _sweep(
     return b_acc, b_max, b_sum, b_slots
 
 
-@triton.jit(do_not_specialize=["num_tiles", "num_rows", "num_tokens"])
+@triton.jit(
+    do_not_specialize=["num_tiles", "num_rows", "num_tokens"],
+    do_not_specialize_on_alignment=["p_table", "p_starts", "p_context"],
+)
 def _extend_kernel(
     p_q, p_k, p_v, p_out, p_lse, p_table, p_tiles, p_starts, p_context,
     stride_q, stride_head, stride_slot, stride_table, num_tiles, num_rows, num_tokens,
     scale, softcap, v_scale,
     HEADS: tl.constexpr, PACK: tl.constexpr, GROUP: tl.constexpr, HEAD_DIM: tl.constexpr,
     BLOCK_D: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, PAGE: tl.constexpr,
-    WINDOW: tl.constexpr, SPLITS: tl.constexpr, HEAD_FAST: tl.constexpr, UPCAST: tl.constexpr,
+    WINDOW: tl.constexpr, SPLIT: tl.constexpr, HEAD_FAST: tl.constexpr, UPCAST: tl.constexpr,
 ):  # fmt: skip
+    """The grid's second axis counts the programs among which a tile's keys are divided."""
     if HEAD_FAST:
         i_tile = tl.program_id(0) // (HEADS // PACK)
         i_block = tl.program_id(0) % (HEADS // PACK)
@@ -186,8 +189,8 @@ def _extend_kernel(
     if WINDOW > 0:
         begin = tl.maximum(nearest - WINDOW + 1, 0)
         free = tl.maximum(farthest - WINDOW + 1, begin)
-    if SPLITS > 1:
-        share = tl.cdiv(tl.cdiv(end - begin, BLOCK_N), SPLITS) * BLOCK_N
+    if SPLIT:
+        share = tl.cdiv(tl.cdiv(end - begin, BLOCK_N), tl.num_programs(1)) * BLOCK_N
         begin = begin + tl.program_id(1) * share
         end = tl.minimum(begin + share, end)
     free = tl.minimum(begin + tl.cdiv(tl.maximum(free - begin, 0), BLOCK_N) * BLOCK_N, end)
@@ -224,14 +227,14 @@ def _extend_kernel(
     b_seen = b_sum > 0.0
     b_out = b_acc * tl.where(b_seen, v_scale / tl.where(b_seen, b_sum, 1.0), 0.0)[:, None]
     o_pair = b_token * HEADS + b_head
-    if SPLITS > 1:
+    if SPLIT:
         o_pair += tl.program_id(1).to(tl.int64) * num_tokens * HEADS
     o_out = o_pair[:, None] * HEAD_DIM + i_d[None, :]
     mask = b_valid[:, None] & (i_d[None, :] < HEAD_DIM)
     tl.store(p_out + o_out, b_out.to(p_out.dtype.element_ty), mask=mask)
     if p_lse is not None:
         b_lse = tl.where(b_seen, b_max + tl.log2(tl.where(b_seen, b_sum, 1.0)), float("-inf"))
-        tl.store(p_lse + o_pair, b_lse if SPLITS > 1 else b_lse * LN2, mask=b_valid)
+        tl.store(p_lse + o_pair, b_lse if SPLIT else b_lse * LN2, mask=b_valid)
 
 
 def plan_extend(rows: Rows) -> ExtendPlan:
@@ -342,11 +345,11 @@ def _launch(
             "HEADS": heads, "PACK": pack, "GROUP": group, "HEAD_DIM": head_dim,
             "BLOCK_D": triton.next_power_of_2(head_dim), "BLOCK_M": config.block_m,
             "BLOCK_N": config.block_n, "PAGE": k_cache.shape[1], "WINDOW": window or 0,
-            "SPLITS": splits, "HEAD_FAST": config.head_fast, "UPCAST": upcast(q.dtype),
+            "SPLIT": splits > 1, "HEAD_FAST": config.head_fast, "UPCAST": upcast(q.dtype),
         }  # fmt: skip
 
     aligned = out.data_ptr() % 16, 0 if lse is None else lse.data_ptr() % 16
-    key = form, config, window, splits, softcap is None, lse is None, aligned
+    key = form, config, window, splits > 1, softcap is None, lse is None, aligned
     # Softmax in base 2; a soft cap is applied to natural scores.
     unit = 1.0 if softcap is not None else LOG2E.value
     _run_extend(

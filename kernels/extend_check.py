@@ -7,7 +7,7 @@ from torch import Tensor
 
 from kernels.check import check_contiguous, check_device, check_int32, check_paged, require
 from kernels.declare import Capabilities
-from kernels.launch import form_of
+from kernels.launch import form_of, type_of
 
 Form = tuple[Any, ...]
 
@@ -22,8 +22,8 @@ def extend_form(
 ) -> Form:
     """(what compilation depends on, sizes): together all that checks depend on. The first alone is
     a launch's key: batches differ in their sizes without end."""
-    tensors = q, k_cache, v_cache, page_table, context_lens, query_starts
-    return form_of(*tensors), tuple(map(len, tensors))
+    wide, scalar = (q, k_cache, v_cache), (page_table, context_lens, query_starts)
+    return (*form_of(*wide), *type_of(*scalar)), tuple(map(len, (*wide, *scalar)))
 
 
 def check_extend(

@@ -22,12 +22,12 @@ from kernels import extend as plain
 from kernels import extend_hopper, extend_tma
 from kernels.check import check_device, require
 from kernels.declare import Rows, declare
-from kernels.extend import ExtendPlan
+from kernels.extend import INTERPRETED_SMS, ExtendPlan
 from kernels.extend_check import Form, check_extend, extend_form
 from kernels.extend_plan import make_slots, make_tiles
 from kernels.extend_tma import DenseConfig, Work
 from kernels.jit import INTERPRETED, LOG2E
-from kernels.launch import Launcher, form_of
+from kernels.launch import Launcher, form_of, num_sms
 from kernels.probe import compiles
 
 CAPABILITIES = replace(plain.CAPABILITIES, graph_safe=False, takes_new_kv=True)
@@ -35,6 +35,10 @@ DENSE_HEAD_DIMS = (64, 128)
 DENSE_DTYPES = (torch.float16, torch.bfloat16)
 TYPE_NAMES = {torch.float16: "fp16", torch.bfloat16: "bf16"}
 DEFAULT = DenseConfig("pipelined")
+PAIRED = DenseConfig("paired")
+PAIRED_PER_SM, PAIRED_ROUNDS = 2, 6
+"""Programs that a multiprocessor holds, and how many times they must fill the device to be worth
+their size."""
 FALLBACK = DenseConfig()
 """Where the device or the compiler does not take the wanted configuration."""
 
@@ -42,7 +46,7 @@ FALLBACK = DenseConfig()
 @dataclass(slots=True, eq=False)
 class DensePlan:
     """A step's rows: long ones for the dense kernel, the others for the plain one. What all layers
-    share is made when the first one needs it: configurations by type and head dim, tiles by their
+    share is made when the first one needs it: configurations by type and heads, tiles by their
     size, where the long rows' tokens lie, and room for them."""
 
     rows: Rows
@@ -52,7 +56,7 @@ class DensePlan:
     short: ExtendPlan | None
     every: ExtendPlan  # for calls that the dense kernel does not take
     long_lens: list[int]  # new tokens of the long rows
-    chosen: dict[tuple[torch.dtype, int], DenseConfig | None] = field(default_factory=dict)
+    chosen: dict[tuple[Any, ...], DenseConfig | None] = field(default_factory=dict)
     tiles: dict[int, Tensor] = field(default_factory=dict)
     slots: Tensor | None = None
     regions: Tensor | None = None
@@ -88,6 +92,8 @@ def plan_extend(rows: Rows, config: DenseConfig | None = None) -> DensePlan:
     long = [(context, new) for context, new in pairs if new >= limit]
     if any(new > context for context, new in long):
         long = []  # queries before position 0: the plain kernel alone knows them
+    if long and rows.context_lens.data_ptr() % 16:  # a slice: it would compile another form
+        rows = replace(rows, context_lens=rows.context_lens.clone())
     starts, lens, total = rows.query_starts, rows.context_lens, sum(rows.host_query_lens)
     short = None
     if len(long) < len(pairs):
@@ -135,7 +141,8 @@ def extend(
     args = *arguments, scale, window
     scales = {"k_scale": k_scale, "v_scale": v_scale}
     options = {"softcap": softcap, "return_lse": return_lse, **scales}
-    config = _choose(q, plan) if window is None and softcap is None and plan.long_lens else None
+    wanted = window is None and softcap is None and plan.long_lens
+    config = _choose(q, k_cache, plan) if wanted else None
     if config is None:
         return plain.extend(*args, plan=plan.every, **options)
     out = q.new_empty(q.shape)
@@ -169,6 +176,8 @@ def describe(
         return every
     wanted = FALLBACK if INTERPRETED else DEFAULT
     dense = {"configuration": asdict(wanted), "fallback": asdict(FALLBACK)}
+    if not INTERPRETED:
+        dense["of_much_work"] = asdict(PAIRED)
     return {"served_by": "kernels.extend_dense.extend", **dense, "other_rows": every}
 
 
@@ -204,16 +213,33 @@ def _compiles(device: torch.device, type_name: str, head_dim: int, config: Dense
     return compiles("kernels.extend_dense:probe", arguments)
 
 
-def _choose(q: Tensor, plan: DensePlan) -> DenseConfig | None:
-    """The plan's configuration, the fallback, or None: then the plain kernel serves."""
+def choice_key(q: Tensor, k_cache: Tensor) -> tuple[Any, ...]:
+    """What a plan's choice of a configuration depends on."""
+    return q.dtype, *q.shape[1:], k_cache.shape[2]
+
+
+def _choose(q: Tensor, k_cache: Tensor, plan: DensePlan) -> DenseConfig | None:
+    """The plan's configuration, the paired one in place of the default where there is much to do,
+    the fallback, or None: then the plain kernel serves."""
     if q.stride(1) != q.shape[2]:
         return None
-    key = q.dtype, q.shape[2]
+    key = choice_key(q, k_cache)
     if key not in plan.chosen:
         fallback = replace(FALLBACK, min_tokens=plan.config.min_tokens)
-        fitting = (config for config in (plan.config, fallback) if takes_dense(q, config))
+        wanted = [plan.config, fallback]
+        if plan.config is DEFAULT and _much(q, k_cache, plan):
+            wanted.insert(0, PAIRED)
+        fitting = (config for config in wanted if takes_dense(q, config))
         plan.chosen[key] = next(fitting, None)
     return plan.chosen[key]
+
+
+def _much(q: Tensor, k_cache: Tensor, plan: DensePlan) -> bool:
+    """Whether query heads pair up and such programs fill the device PAIRED_ROUNDS times."""
+    heads, group = q.shape[1], q.shape[1] // k_cache.shape[2]
+    programs = sum(-(-new // PAIRED.block_m) for new in plan.long_lens) * heads // PAIRED.heads
+    rounds = programs / (PAIRED_PER_SM * num_sms(q.device, on_cpu=INTERPRETED_SMS))
+    return group % PAIRED.heads == 0 and rounds >= PAIRED_ROUNDS
 
 
 def _clear_padding(begin: int, out: Tensor, lse: Tensor | None) -> None:

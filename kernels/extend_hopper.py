@@ -1,4 +1,4 @@
-"""Launches the Gluon kernel of kernels/extend_gluon.py."""
+"""Launches the Gluon kernels of kernels/extend_gluon.py and kernels/extend_paired.py."""
 
 from typing import Any
 
@@ -8,19 +8,21 @@ from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
 from kernels.extend_gluon import pipelined_kernel
+from kernels.extend_paired import paired_kernel
 from kernels.extend_tma import DenseConfig, Work, descriptor_types
 from kernels.launch import Launcher
 
+KERNELS = {"pipelined": pipelined_kernel, "paired": paired_kernel}
 # Compiled forms, as Triton itself keeps them.
-_run = Launcher(pipelined_kernel)
+_run = {form: Launcher(kernel) for form, kernel in KERNELS.items()}
 
 
 def launch(work: Work, config: DenseConfig) -> None:
     """Attend."""
     num_tiles = work.tiles.shape[0]
-    _run(
+    _run[config.form](
         (work.key, config),
-        (num_tiles * work.heads, 1),
+        (num_tiles * work.heads // config.heads, 1),
         (
             *(*work.descriptors(_descriptor, config), work.out, work.lse, work.tiles),
             *(work.query_starts, work.context_lens, work.regions),
@@ -59,10 +61,9 @@ def compiled(
 
     values = constants(config, heads, group, direct) | {"p_lse": None}
     layout = f",{_layout(head_dim, 16)!r}"
-    types, attributes = descriptor_types(
-        pipelined_kernel, type_name, head_dim, config, values, layout
-    )
-    source = GluonASTSource(pipelined_kernel, types, values, attributes)
+    kernel = KERNELS[config.form]
+    types, attributes = descriptor_types(kernel, type_name, head_dim, config, values, layout)
+    source = GluonASTSource(kernel, types, values, attributes)
     target = GPUTarget("cuda", capability, 32)
     return triton.compile(source, target=target, options={"num_warps": config.num_warps})
 

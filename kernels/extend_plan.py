@@ -41,7 +41,10 @@ def _packed(rows, new, num_rows, min_tokens, below_tokens, PACK: tl.constexpr):
     return tl.where(chosen, new * PACK, 0)
 
 
-@triton.jit(do_not_specialize=["num_rows", "num_tokens", "max_tiles", "min_tokens", "below_tokens"])
+@triton.jit(
+    do_not_specialize=["num_rows", "num_tokens", "max_tiles", "min_tokens", "below_tokens"],
+    do_not_specialize_on_alignment=["p_starts", "p_context"],
+)
 def _tiles_kernel(
     p_starts,
     p_context,
@@ -95,7 +98,10 @@ def _tiles_kernel(
     tl.store(p_tiles + b_place * 2 + 1, b_first, mask=i_tile < max_tiles)
 
 
-@triton.jit(do_not_specialize=["num_rows", "min_tokens"])
+@triton.jit(
+    do_not_specialize=["num_rows", "min_tokens"],
+    do_not_specialize_on_alignment=["p_starts", "p_context", "p_table"],
+)
 def _slots_kernel(
     p_starts,
     p_context,

@@ -18,13 +18,14 @@ from kernels.launch import Launcher
 
 @dataclass(frozen=True, slots=True)
 class DenseConfig:
-    """Launch parameters. form: "tma" (this module) or "pipelined" (kernels/extend_gluon.py).
+    """Launch parameters. form: "tma" (this module), "pipelined" (kernels/extend_gluon.py) or
+    "paired" (kernels/extend_paired.py; for an even number of query heads to a KV head).
     block_m: queries of a tile; block_n: keys, a divisor of ALIGN. min_tokens: fewest new tokens of
     a row that takes this path.
 
     Of "tma" alone: head_fast: neighbouring programs differ in head, else in tile; q_registers: keep
     the queries in registers instead of shared memory; max_registers: a thread's, None = the
-    compiler's choice. Of "pipelined": kv_bytes: as many heads at once as have this much K and V, so
+    compiler's choice. Of the others: kv_bytes: as many heads at once as have this much K and V, so
     that they stay in the device's cache."""
 
     form: str = "tma"
@@ -37,6 +38,11 @@ class DenseConfig:
     max_registers: int | None = None
     min_tokens: int = 512
     kv_bytes: int = 40 << 20
+
+    @property
+    def heads(self) -> int:
+        """Query heads of a program."""
+        return 2 if self.form == "paired" else 1
 
 
 @dataclass(slots=True, eq=False)
@@ -111,7 +117,10 @@ def _dense_sweep(
     return b_acc, b_max, b_sum
 
 
-@triton.jit(do_not_specialize=["num_tiles"])
+@triton.jit(
+    do_not_specialize=["num_tiles"],
+    do_not_specialize_on_alignment=["p_starts", "p_context", "p_regions"],
+)
 def _dense_kernel(
     d_q, d_k, d_v, p_out, p_lse, p_tiles, p_starts, p_context, p_regions,
     num_tiles, scale, v_scale,

@@ -61,12 +61,12 @@ class FlatIndices(SplitKV):
         return_lse: bool = False,
     ) -> Tensor | tuple[Tensor, Tensor]:
         """As SplitKV's call; the block table is read by the plan alone."""
-        form = self.form(q, k_cache, v_cache, page_table, context_lens)
+        self.check(q, k_cache, v_cache, page_table, context_lens)
         plan = plan or _flat_plan(page_table, context_lens, k_cache.shape[1])
         assert plan.address is not None, "a flat plan has its list"
         scores = Scores(scale, softcap, k_scale, v_scale)
         cache = (k_cache, v_cache)
-        return self.run(form, q, cache, plan.address, plan, scores, window, return_lse)
+        return self.run(q, cache, plan.address, plan, scores, window, return_lse)
 
     def over_list(
         self,
@@ -89,10 +89,10 @@ class FlatIndices(SplitKV):
         check_contiguous("slots", slots)
         check_column("starts", starts, len(q), q, torch.int64)
         caches = k_slots.unsqueeze(1), v_slots.unsqueeze(1)  # pages of one slot
-        form = self.form(q, *caches, slots.expand(len(q), -1), context_lens)
+        self.check(q, *caches, slots.expand(len(q), -1), context_lens)
         plan = SplitPlan(context_lens, longest)
         address = Address(slots, starts, 0)
-        return self.run(form, q, (k_slots, v_slots), address, plan, scores, window, return_lse)
+        return self.run(q, (k_slots, v_slots), address, plan, scores, window, return_lse)
 
 
 @triton.jit

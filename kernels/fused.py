@@ -6,11 +6,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from kernels import rms_norm as norms
+from kernels import swiglu as gates
 from kernels.check import require
 from kernels.jit import INTERPRETED
+from kernels.matmul import matmul
 from kernels.page_table import StepTables, step_tables, update_table
 from kernels.rms_norm import rms_norm
-from kernels.rotary_store import DTYPES, rotary_store
+from kernels.rotary_store import DTYPES, pinned_config, rotary_store
 from kernels.swiglu import swiglu
 
 ACTIVATIONS = {
@@ -25,7 +28,13 @@ ACTIVATIONS = {
 
 
 class FusedOps:
-    """Layer operations of a decoder by Triton kernels. N packed tokens, H hidden, D head_dim."""
+    """Layer operations of a decoder by Triton kernels. N packed tokens, H hidden, D head_dim.
+
+    invariant: a token's results have the same bits whatever tokens stand beside it: matrix products
+    by kernels/matmul.py too, and launch parameters that do not follow N."""
+
+    def __init__(self, invariant: bool = False) -> None:
+        self.batch_invariant = invariant
 
     def check(self, device: torch.device, dtype: torch.dtype, head_dim: int) -> None:
         """Raise ValueError for a model that the kernels cannot serve."""
@@ -38,7 +47,14 @@ class FusedOps:
         self, x: Tensor, delta: Tensor | None, weight: Tensor, eps: float
     ) -> tuple[Tensor, Tensor]:
         """RMSNorm(x + delta) * weight and x + delta, of x, delta [N, H]; delta None = 0."""
-        return rms_norm(x, weight, eps, delta)
+        config = norms.default_config(1, x.shape[1]) if self.batch_invariant else None
+        return rms_norm(x, weight, eps, delta, config)
+
+    def linear(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+        """x @ weight^T + bias, of x [N, I] and weight [O, I]."""
+        if self.batch_invariant:
+            return matmul(x, weight, bias)
+        return torch.nn.functional.linear(x, weight, bias)
 
     def rotate_store(
         self,
@@ -54,14 +70,18 @@ class FusedOps:
         attend.target(layer) says (fields as kernels.rotary_store.StoreTarget). rotation: cos and
         signed sin [N, 1, D], whose second half is that of the plain sin. qk_norm: weights
         [Hq + Hkv, D], the same for all query heads and for all key heads. Returns views q, k, v."""
-        cos = sin = norms = None
+        cos = sin = weights = None
         if rotation is not None:
             half = qkv.shape[2] // 2
             cos, sin = rotation[0][:, 0, :half], rotation[1][:, 0, half:]
         if qk_norm is not None:
-            norms = qk_norm[0], qk_norm[num_q_heads]
-        rotary_store(qkv, num_q_heads, attend.target(layer), cos, sin, norms, eps)
+            weights = qk_norm[0], qk_norm[num_q_heads]
+        target, config = attend.target(layer), None
         num_kv_heads = (qkv.shape[1] - num_q_heads) // 2
+        if self.batch_invariant:
+            counts = num_q_heads, num_kv_heads, qkv.shape[2]
+            config = pinned_config(qkv.device, counts, target.k_cache.dtype, True)
+        rotary_store(qkv, num_q_heads, target, cos, sin, weights, eps, config=config)
         q, k, v = qkv.split([num_q_heads, num_kv_heads, num_kv_heads], 1)
         return q, k, v
 
@@ -69,7 +89,8 @@ class FusedOps:
         """activation(gate) * up, of gate_up [N, 2 I]. activation: a model config's name. Raises
         ValueError for one that the kernel does not know."""
         require(activation in ACTIVATIONS, "activation", f"one of {[*ACTIVATIONS]}", activation)
-        return swiglu(gate_up, ACTIVATIONS[activation])
+        config = gates.default_config(1, gate_up.shape[1] // 2) if self.batch_invariant else None
+        return swiglu(gate_up, ACTIVATIONS[activation], config)
 
 
 class FusedPaging:

@@ -33,8 +33,8 @@ class Launcher:
     ) -> None:
         """Launch on the current stream. arguments: positional, up to the constants; constants():
         the rest by name, in the kernel's order, asked once a key. key must change whenever a
-        constant or option does, the device, a tensor's dtype or 16-byte alignment, or an integer's
-        being 1 or a multiple of 16."""
+        constant or option does, the device, a tensor's dtype or, where the kernel is specialised on
+        them, its 16-byte alignment and an integer's being 1 or a multiple of 16."""
         if not self.again(key, grid, arguments):
             self._first(key, grid, arguments, constants(), options)
 
@@ -79,6 +79,12 @@ def form_of(*tensors: Tensor | None) -> tuple[Any, ...]:
         else (one.dtype, one.shape[1:], one.stride(), one.get_device(), one.data_ptr() % 16)
         for one in tensors
     )
+
+
+def type_of(*tensors: Tensor) -> tuple[Any, ...]:
+    """As `form_of`, of tensors on whose alignment the kernel is not specialised: lengths, tables
+    and parameters of rows, which are slices of a launch's one upload."""
+    return tuple((one.dtype, one.shape[1:], one.stride(), one.get_device()) for one in tensors)
 
 
 @cache

@@ -28,7 +28,7 @@ from kernels.vocabulary import (
 NUM_WARPS = 8
 
 
-@triton.jit(do_not_specialize=["num_top"])
+@triton.jit(do_not_specialize=["num_top"], do_not_specialize_on_alignment=["p_tokens"])
 def _logprobs_kernel(
     p_logits,
     p_tokens,

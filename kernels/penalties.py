@@ -17,7 +17,10 @@ CHUNK = 4096
 EDITS = 128
 
 
-@triton.jit
+# What is read once a row or an edit is a slice of a launch's one upload, at a multiple of 8 bytes.
+@triton.jit(
+    do_not_specialize_on_alignment=["p_at", "p_rows", "p_repetition", "p_presence", "p_frequency"]
+)
 def _penalise_kernel(
     p_logits,
     p_at,
@@ -50,7 +53,10 @@ def _penalise_kernel(
     tl.store(p_logits + at * row_stride + o, x, mask=inside)
 
 
-@triton.jit(do_not_specialize=["num_edits"])
+@triton.jit(
+    do_not_specialize=["num_edits"],
+    do_not_specialize_on_alignment=["p_at", "p_tokens", "p_values"],
+)
 def _edit_kernel(p_logits, p_at, p_tokens, p_values, row_stride, num_edits, EDITS: tl.constexpr):
     o = tl.program_id(0) * EDITS + tl.arange(0, EDITS)
     inside = o < num_edits
@@ -61,7 +67,10 @@ def _edit_kernel(p_logits, p_at, p_tokens, p_values, row_stride, num_edits, EDIT
     tl.atomic_add(p_logits + at * row_stride + token, value, mask=inside)
 
 
-@triton.jit(do_not_specialize=["num_rows"])
+@triton.jit(
+    do_not_specialize=["num_rows"],
+    do_not_specialize_on_alignment=["p_at", "p_rows", "p_tokens"],
+)
 def _count_kernel(p_outputs, p_at, p_rows, p_tokens, vocab_size, num_rows, ROWS: tl.constexpr):
     o = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
     inside = o < num_rows

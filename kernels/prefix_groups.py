@@ -20,16 +20,18 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from kernels.split_plan import block_of_rows
+
 PREFIX_ITEM_FIELDS = 8
 """int32 words of an item: its first place in the order of rows, its rows, first position, end
 position, which split of the prefix it is, and three unused."""
 
 MIN_SPLIT_TOKENS = 256
 MAX_PARTIALS = 2048
-"""Partial results of prefixes that a batch has room for, shared evenly by its rows; each has at
-least 4 and at most 16."""
+MIN_PARTS, MAX_PARTS = 4, 16
+"""Partial results of prefixes that a batch has room for, shared evenly by its rows; a row has at
+least MIN_PARTS and at most MAX_PARTS."""
 
-BLOCK_ROWS = 256
 MAX_DEPTHS = 32
 """Of a row that are looked at: all in a narrow table; in one of up to 1,000 times the shortest
 prefix, each at most a quarter deeper than the one before."""
@@ -106,9 +108,9 @@ def group_rows(page_table: Tensor, lens: Tensor, page_size: int, shape: PrefixSh
     num_depths = triton.next_power_of_2(min(MAX_DEPTHS, max(2, max_pages - least + 1)))
     step = log2(max(max_pages, least) / least) / (num_depths - 1)
     depths = (least, step, max_pages)
-    block = min(BLOCK_ROWS, max(16, triton.next_power_of_2(num_rows)))
-    counts, leaders = lens.new_empty(2, num_rows, num_depths)
-    keys, runs, order = lens.new_empty(3, num_rows)
+    block = block_of_rows(num_rows)
+    counts, leaders = _columns(lens, 2, num_rows * num_depths)
+    keys, runs, order = _columns(lens, 3, num_rows)
     groups = lens.new_empty(3, num_rows)
     _match_kernel[(triton.cdiv(num_rows, 16), num_depths)](
         *(page_table, lens, counts, leaders, num_rows, stride, *depths),
@@ -136,23 +138,29 @@ def group_rows(page_table: Tensor, lens: Tensor, page_size: int, shape: PrefixSh
 
 def _cut(order: Tensor, groups: Tensor, shape: PrefixShape, block: int) -> PrefixTable:
     num_rows = len(order)
-    max_parts = min(16, max(4, MAX_PARTIALS // num_rows))
-    lens, parts = order.new_empty(2, num_rows)
+    max_parts = min(MAX_PARTS, max(MIN_PARTS, MAX_PARTIALS // num_rows))
+    lens, parts = _columns(order, 2, num_rows)
     items = order.new_empty(num_rows * max_parts, PREFIX_ITEM_FIELDS)
     num_items = order.new_empty(1, dtype=torch.int32)
     _cut_kernel[(num_rows,)](
-        *(order, groups, lens, parts, items, num_items, num_rows, shape.min_saved_tokens),
+        *(order, groups, lens, parts, items, num_items),
+        *(num_rows, shape.min_saved_tokens, max_parts),
         NUM_KV_HEADS=shape.num_kv_heads,
         RESIDENT=shape.resident,
         TILE_ROWS=shape.tile_rows,
         BLOCK_N=shape.block_n,
         MIN_TILES=triton.cdiv(MIN_SPLIT_TOKENS, shape.block_n),
-        MAX_PARTS=max_parts,
-        BLOCK_S=triton.next_power_of_2(max_parts),
+        BLOCK_S=MAX_PARTS,
         BLOCK_B=block,
         num_warps=4,
     )
     return PrefixTable(order, groups, lens, parts, items, num_items, max_parts)
+
+
+def _columns(like: Tensor, count: int, length: int) -> tuple[Tensor, ...]:
+    """New tensors [length] of like's type, each aligned to 16 bytes, in one allocation."""
+    pitch = -(-length // 4) * 4
+    return tuple(like.new_empty(count, pitch)[:, :length])
 
 
 @triton.jit
@@ -259,17 +267,17 @@ def _group_kernel(
 
 
 @triton.jit
-def _step(tiles, length, MAX_PARTS: tl.constexpr):
-    """Tiles of the splits of prefixes, made even: at most `length`, if MAX_PARTS allow it."""
-    splits = tl.minimum(tl.cdiv(tiles, length), MAX_PARTS)
+def _step(tiles, length, max_parts):
+    """Tiles of the splits of prefixes, made even: at most `length`, if max_parts allow it."""
+    splits = tl.minimum(tl.cdiv(tiles, length), max_parts)
     return tl.maximum(tl.cdiv(tiles, tl.maximum(splits, 1)), 1)
 
 
-@triton.jit(do_not_specialize=["num_rows", "min_saved"])
+@triton.jit(do_not_specialize=["num_rows", "min_saved", "max_parts"])
 def _cut_kernel(
-    p_order, p_groups, p_lens, p_parts, p_items, p_num_items, num_rows, min_saved,
+    p_order, p_groups, p_lens, p_parts, p_items, p_num_items, num_rows, min_saved, max_parts,
     NUM_KV_HEADS: tl.constexpr, RESIDENT: tl.constexpr, TILE_ROWS: tl.constexpr,
-    BLOCK_N: tl.constexpr, MIN_TILES: tl.constexpr, MAX_PARTS: tl.constexpr,
+    BLOCK_N: tl.constexpr, MIN_TILES: tl.constexpr,
     BLOCK_S: tl.constexpr, BLOCK_B: tl.constexpr,
 ):  # fmt: skip
     """Every program repeats the search for the length of splits, then writes the row in its place
@@ -300,7 +308,7 @@ def _cut_kernel(
         b_rank = tl.load(p_groups + num_rows * RANK + i_b, mask=valid, other=1)
         b_tokens = tl.load(p_groups + num_rows * TOKENS + i_b, mask=valid, other=0)
         b_tiles = tl.where(b_rank % TILE_ROWS == 0, tl.cdiv(b_tokens, BLOCK_N), 0)[None, :]
-        b_step = _step(b_tiles, b_length[:, None], MAX_PARTS)
+        b_step = _step(b_tiles, b_length[:, None], max_parts)
         b_items += tl.sum(tl.cdiv(b_tiles, b_step), 1)
         b_most = tl.maximum(b_most, tl.max(tl.where(b_tiles > 0, b_step, 0), 1))
     b_rounds = tl.cdiv(b_items * NUM_KV_HEADS, RESIDENT).to(tl.float32)
@@ -314,7 +322,7 @@ def _cut_kernel(
     members = tl.load(p_groups + num_rows * MEMBERS + place)
     tokens = tl.where(shares, tl.load(p_groups + num_rows * TOKENS + place), 0)
     tiles = tl.cdiv(tokens, BLOCK_N)
-    step = _step(tiles, length, MAX_PARTS)
+    step = _step(tiles, length, max_parts)
     splits = tl.cdiv(tiles, step)
     tl.store(p_lens + row, tokens)
     tl.store(p_parts + row, splits)
@@ -327,7 +335,7 @@ def _cut_kernel(
         b_rank = tl.load(p_groups + num_rows * RANK + i_b, mask=valid, other=1)
         b_tokens = tl.load(p_groups + num_rows * TOKENS + i_b, mask=valid, other=0)
         b_tiles = tl.where(b_rank % TILE_ROWS == 0, tl.cdiv(b_tokens, BLOCK_N), 0)
-        base += tl.sum(tl.where(valid, tl.cdiv(b_tiles, _step(b_tiles, length, MAX_PARTS)), 0), 0)
+        base += tl.sum(tl.where(valid, tl.cdiv(b_tiles, _step(b_tiles, length, max_parts)), 0), 0)
     base = tl.where(shares, base, 0)
     row_tiles = tl.cdiv(members, TILE_ROWS)
     if place == num_rows - 1:

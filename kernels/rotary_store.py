@@ -18,7 +18,7 @@ from torch import Tensor
 
 from kernels.check import check_runs, require
 from kernels.jit import INTERPRETED
-from kernels.launch import Launcher, form_of
+from kernels.launch import Launcher, form_of, type_of
 from kernels.pinned import Shape, choose
 
 EXACT_CASTS: tl.constexpr = tl.constexpr(not INTERPRETED)
@@ -271,7 +271,8 @@ def _form(
     """All that checks and compilation depend on."""
     caches, slots = (target.k_cache, target.v_cache), target.slots
     return (
-        *form_of(qkv, cos, sin, *caches, slots, *(norms or ())),
+        *form_of(qkv, cos, sin, *caches, *(norms or ())),
+        *type_of(slots),
         *(num_q_heads, target.k_scale, target.v_scale, None if norms is None else len(norms)),
         len(caches[0]) == len(caches[1]),
         *(one is None or one.shape[:1] == qkv.shape[:1] for one in (cos, sin, slots)),

@@ -37,6 +37,7 @@ from kernels.threshold import (
 from kernels.vocabulary import (
     GROUP,
     NEG_INF_KEY,
+    PARAMETERS,
     Parameters,
     ScanConfig,
     check_logits,
@@ -48,6 +49,7 @@ from kernels.vocabulary import (
     value_of,
 )
 
+DTYPES = (torch.float32, torch.float16, torch.bfloat16)
 NO_TOKEN: tl.constexpr = tl.constexpr(-1)
 
 
@@ -149,7 +151,7 @@ def _choose(
     o = tl.arange(0, CHUNKS)
     there = o < NUM_CHUNKS
     winners = tl.load(p_best + o, mask=there, other=0)
-    x = clean(tl.load(p_row + winners, mask=there, other=float("-inf")))
+    x = clean(tl.load(p_row + winners, mask=there, other=float("-inf")).to(tl.float32))
     noisy = tl.div_rn(x - peak, tl.zeros_like(x) + temperature)
     if not greedy:
         noisy += gumbel_of_tokens(winners, seed, position, choice)
@@ -158,7 +160,7 @@ def _choose(
     return tl.min(tl.where(there & (noisy == best), winners, VOCAB), 0)
 
 
-@triton.jit
+@triton.jit(do_not_specialize_on_alignment=PARAMETERS)
 def _finish_kernel(
     p_logits, p_temperature, p_top_k, p_top_p, p_min_p_log, p_seed, p_position, p_choice,
     p_maxima, p_peaks, p_sums, p_best, p_list, p_keys, p_tokens, p_thresholds, row_stride,
@@ -204,9 +206,9 @@ def _finish_kernel(
 
 
 def draw(logits: Tensor, parameters: Parameters, config: SamplingConfig | None = None) -> Tensor:
-    """Tokens int64 [n] for logits float32 [n, vocab_size] (rows may be strided), each row by its
-    own parameters; NO_TOKEN for a row that holds a NaN or +inf, or -inf alone. May be captured in a
-    CUDA graph. Raises ValueError for what it cannot take."""
+    """Tokens int64 [n] for logits [n, vocab_size] of one of DTYPES (rows may be strided), each row
+    by its own parameters; NO_TOKEN for a row that holds a NaN or +inf, or -inf alone. May be
+    captured in a CUDA graph. Raises ValueError for what it cannot take."""
     return draw_and_thresholds(logits, parameters, config)[0]
 
 
@@ -216,11 +218,11 @@ def draw_and_thresholds(
     """What `draw` returns, and float32 [n]: the least (logit - peak) / temperature that a row's
     filters keep, -inf without filters."""
     config = config or SamplingConfig()
-    check_logits(logits)
+    check_logits(logits, DTYPES)
     _check_parameters(logits, parameters)
     rows, vocab_size = logits.shape
     tokens = torch.empty(rows, dtype=torch.int64, device=logits.device)
-    thresholds = logits.new_empty(rows)
+    thresholds = torch.empty(rows, dtype=torch.float32, device=logits.device)
     if not rows:
         return tokens, thresholds
     passed = scan(logits, parameters, config.scan)

@@ -228,7 +228,7 @@ class SharedLauncher(DecodeLauncher):
         super().again(ready, pointers)
 
 
-@triton.jit
+@triton.jit(do_not_specialize_on_alignment=["p_slots"])
 def prefix_kernel(
     p_q, p_k, p_v, p_partial_out, p_partial_lse, p_items, p_num_items, p_order, p_row_parts,
     p_slots, stride_row, stride_q_row, stride_q_head, qk_scale, v_scale, cap,

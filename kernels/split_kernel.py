@@ -25,7 +25,7 @@ def slots_of(p_row, position, PAGE_SIZE: tl.constexpr):
     return tl.load(p_row + position // PAGE_SIZE) * PAGE_SIZE + position % PAGE_SIZE
 
 
-@triton.jit
+@triton.jit(do_not_specialize_on_alignment=["p_slots", "p_starts"])
 def decode_kernel(  # noqa: C901
     p_q, p_k, p_v, p_out, p_lse, p_partial_out, p_partial_lse, p_items, p_num_items,
     p_arrivals, p_slots, p_starts, stride_row, stride_q_row, stride_q_head, qk_scale, v_scale, cap,

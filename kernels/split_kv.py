@@ -23,7 +23,7 @@ from torch import Tensor
 from kernels.check import check_paged, check_softcap, check_table, check_window, require
 from kernels.declare import Capabilities, Rows
 from kernels.jit import DEVICES, INTERPRETED
-from kernels.launch import num_sms
+from kernels.launch import form_of, num_sms, type_of
 from kernels.pinned import Choice, Shape, choose
 from kernels.split_launch import (
     Address,
@@ -141,11 +141,11 @@ class SplitKV:
             done = self.again(q, cache, page_table, plan, scores, window, return_lse)
             if done is not None:
                 return done
-        form = self.form(q, k_cache, v_cache, page_table, context_lens)
+        self.check(q, k_cache, v_cache, page_table, context_lens)
         page_size = k_cache.shape[1]
         plan = plan or SplitPlan(context_lens, page_table.shape[1] * page_size)
         address = Address(page_table, None, page_size)
-        return self.run(form, q, cache, address, plan, scores, window, return_lse)
+        return self.run(q, cache, address, plan, scores, window, return_lse)
 
     def configuration(
         self, device: torch.device, head_dim: int, kv_dtype: torch.dtype, page_size: int, group: int
@@ -172,17 +172,16 @@ class SplitKV:
         choice = self.configuration(torch.device(device), head_dim, dtype, page_size, group)
         return {"splits": self.splits, **choice.describe()}
 
-    def form(
+    def check(
         self, q: Tensor, k_cache: Tensor, v_cache: Tensor, page_table: Tensor, lens: Tensor
-    ) -> tuple[Any, ...]:
-        """Everything about the arguments that checks and compilation depend on, once checked.
-        Raises ValueError for what the kernel cannot take."""
+    ) -> None:
+        """Raise ValueError for what the kernel cannot take; what was checked once is remembered."""
         form = (
             *(q.device, q.shape, q.stride(), q.dtype),
             *(k_cache.shape, k_cache.stride(), k_cache.dtype),
             *(v_cache.shape, v_cache.stride(), v_cache.dtype),
             *(page_table.shape, page_table.stride(), page_table.dtype),
-            *(lens.shape, lens.stride(), lens.dtype, page_table.data_ptr() % 16),
+            *(lens.shape, lens.stride(), lens.dtype),
             *(one.get_device() for one in (k_cache, v_cache, page_table, lens)),
         )
         pointers = q.data_ptr() | k_cache.data_ptr() | v_cache.data_ptr()
@@ -190,7 +189,6 @@ class SplitKV:
             check_paged(CAPABILITIES, q, k_cache, v_cache, page_table, lens)
             require(len(q) == len(lens), "q", f"{len(lens)} rows", len(q))
             self._checked.add(form)
-        return form
 
     def again(
         self,
@@ -214,7 +212,6 @@ class SplitKV:
 
     def run(
         self,
-        form: tuple[Any, ...],
         q: Tensor,
         cache: tuple[Tensor, Tensor],
         address: Address,
@@ -242,6 +239,7 @@ class SplitKV:
                 plan.partials = _partials(q, table.max_parts)
                 plan.ready.clear()
             apart = self.capabilities.batch_invariant or shape.is_small(len(q))
+            form = *form_of(q, *cache), *type_of(address.slots), address.starts is None
             key = (form, address.page_size, scores.softcap is not None, return_lse, apart)
             tensors = (q, *cache, out, lse)
             ready = self._launch.first(

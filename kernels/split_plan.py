@@ -24,8 +24,9 @@ ITEM_FIELDS = 8
 """int32 words of an item: row, first position, end position, its partial result, the row's first
 partial result and number of them, how many of these are splits, and one unused."""
 
-BLOCK_ROWS = 256
-"""Rows whose lengths a program looks at together."""
+BLOCKS_OF_ROWS = (32, 128, 256)
+"""Rows whose lengths a program looks at together: the first that holds all, else the last. Few
+sizes, for each is compiled by itself."""
 
 MAX_ROUNDS = 4
 """Rounds of split items that a large batch may have beside its rows."""
@@ -302,6 +303,11 @@ def _plan_kernel(
         tl.store(p_item + 6, splits[:, None] + none, mask=used)
 
 
+def block_of_rows(num_rows: int) -> int:
+    """The one of BLOCKS_OF_ROWS for a batch."""
+    return next((block for block in BLOCKS_OF_ROWS if num_rows <= block), BLOCKS_OF_ROWS[-1])
+
+
 def default_config(num_rows: int) -> PlannerConfig:
     """A program a row, but at most one to a multiprocessor of a small card: each repeats the
     search."""
@@ -341,7 +347,7 @@ def _plan(
         NUM_KV_HEADS=shape.num_kv_heads,
         RESIDENT=shape.resident,
         BLOCK_N=shape.block_n,
-        BLOCK_B=min(BLOCK_ROWS, max(16, triton.next_power_of_2(num_rows))),
+        BLOCK_B=block_of_rows(num_rows),
         BLOCK_HEADS=triton.next_power_of_2(shape.num_kv_heads),
         HAS_PREFIX=shared,
         ROWS=config.rows,

@@ -96,7 +96,7 @@ def tokens_of(groups, VOCAB: tl.constexpr):
 def load_groups(p_row, groups, VOCAB: tl.constexpr):
     """Logits [R, 32] of groups [R], not cleaned; -inf where there is no token."""
     o, real = tokens_of(groups, VOCAB)
-    return tl.load(p_row + o, mask=real, other=float("-inf"))
+    return tl.load(p_row + o, mask=real, other=float("-inf")).to(tl.float32)
 
 
 @triton.jit
@@ -133,7 +133,7 @@ def weigh_row(
     above = tl.zeros([PIVOTS, LANES], tl.float32)
     for first in tl.range(0, VOCAB, LANES, num_stages=STAGES):
         o = first + tl.arange(0, LANES)
-        x = clean(tl.load(p_row + o, mask=o < VOCAB, other=float("-inf")))
+        x = clean(tl.load(p_row + o, mask=o < VOCAB, other=float("-inf")).to(tl.float32))
         weight = tl.exp2((x - peak) * scale)
         if BY_COUNT:
             weight = tl.full([LANES], 1.0, tl.float32)
@@ -173,7 +173,7 @@ def _predict(
     o = tl.arange(0, MAXIMA)
     token = o * GROUP + o % GROUP
     real = (o < GROUPS) & (token < VOCAB)
-    x = clean(tl.load(p_row + token, mask=real, other=float("-inf")))
+    x = clean(tl.load(p_row + token, mask=real, other=float("-inf")).to(tl.float32))
     keys = tl.where(real & (key_of(x) > origin), key_of(x), BOTTOM)
     weights = weigh_keys(keys, peak, scale, BY_COUNT)
     held = tl.sum(((keys > low) & (keys <= high)).to(tl.int32), 0) * GROUP

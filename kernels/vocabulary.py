@@ -11,6 +11,7 @@ rows stand beside it, so a row's result does not depend on its batch.
 """
 
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 import triton
@@ -30,6 +31,17 @@ COLDEST: tl.constexpr = tl.constexpr(1e-30)
 HOTTEST: tl.constexpr = tl.constexpr(1e30)
 """Bounds of the temperature: its reciprocal stays finite and 0 * inf never arises."""
 MOST_TOKENS = 1 << 20
+PARAMETERS = (
+    "p_temperature",
+    "p_top_k",
+    "p_top_p",
+    "p_min_p_log",
+    "p_seed",
+    "p_position",
+    "p_choice",
+)
+"""The kernels' names of what they read once a row: slices of a launch's one upload, so that a form
+compiled for each alignment would be one of many."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,7 +125,7 @@ def settings(p_temperature, p_top_k, p_top_p, p_min_p_log, row, VOCAB: tl.conste
     return tl.where(greedy, 1.0, kept), b_top_k, b_top_p, b_min_p, greedy, filtered
 
 
-@triton.jit
+@triton.jit(do_not_specialize_on_alignment=PARAMETERS)
 def _scan_kernel(
     p_logits,
     p_temperature,
@@ -138,6 +150,7 @@ def _scan_kernel(
     o_group = chunk * GROUPS + tl.arange(0, GROUPS)
     o = o_group[:, None] * GROUP + tl.arange(0, GROUP)[None, :]
     x = tl.load(p_logits + row * row_stride + o, mask=o < VOCAB, other=float("-inf"))
+    x = x.to(tl.float32)
     maxima = clean(tl.max(x, 1))
     tl.store(p_maxima + row * num_chunks * GROUPS + o_group, maxima)
     peak = tl.max(maxima, 0)
@@ -177,16 +190,17 @@ def peak_and_sum(p_peaks, p_sums, row, scale, num_chunks: tl.constexpr, CHUNKS: 
 def scan(
     logits: Tensor, parameters: Parameters | None = None, config: ScanConfig | None = None
 ) -> Scan:
-    """One pass over logits float32 [n, vocab_size]. Without parameters the temperature is 1 and
-    `best` stays unset."""
+    """One pass over logits [n, vocab_size] of a type that `draw` takes. Without parameters the
+    temperature is 1 and `best` stays unset."""
     config = config or ScanConfig()
     rows, vocab_size = logits.shape
     chunks = num_chunks(vocab_size, config)
     groups = chunks * config.chunk // GROUP.value
+    empty = partial(torch.empty, dtype=torch.float32, device=logits.device)
     out = Scan(
-        maxima=logits.new_empty(rows, groups),
-        peaks=logits.new_empty(rows, chunks),
-        sums=logits.new_empty(rows, chunks),
+        maxima=empty((rows, groups)),
+        peaks=empty((rows, chunks)),
+        sums=empty((rows, chunks)),
         best=torch.empty(rows, chunks, dtype=torch.int32, device=logits.device),
     )
     columns = (logits,) * 7 if parameters is None else parameters.columns()
@@ -211,9 +225,10 @@ def num_chunks(vocab_size: int, config: ScanConfig) -> int:
     return -(-vocab_size // config.chunk)
 
 
-def check_logits(logits: Tensor) -> None:
-    """float32 [n, vocab_size], any row stride. Raises ValueError."""
-    require(logits.dtype == torch.float32, "logits dtype", "float32", str(logits.dtype))
+def check_logits(logits: Tensor, dtypes: tuple[torch.dtype, ...] = (torch.float32,)) -> None:
+    """[n, vocab_size] of one of `dtypes`, any row stride. Raises ValueError."""
+    names = ", ".join(map(str, dtypes))
+    require(logits.dtype in dtypes, "logits dtype", f"one of {names}", str(logits.dtype))
     require(logits.dim() == 2, "logits", "[rows, vocab_size]", tuple(logits.shape))
     fits = 1 <= logits.shape[1] <= MOST_TOKENS
     require(fits, "vocab_size", f"in 1 .. {MOST_TOKENS}", logits.shape[1])

@@ -5,8 +5,6 @@ taken row by row every log-probability is the same bit for bit. A library's prod
 the number of rows; in float32 that moves the last bits and no id.
 """
 
-from types import SimpleNamespace
-
 import numpy as np
 import pytest
 import torch
@@ -20,8 +18,8 @@ from plugins.attention.paged import PagedAttention
 from plugins.batching.chunked import Chunked
 from plugins.cache.none import NoCache
 from plugins.executor.torch_runner import TorchRunner
-from plugins.model import decoder
 from plugins.model.loader import HuggingFaceModel
+from plugins.model.ops import TorchOps
 from tests.engine_harness import make_engine
 from tests.kernels.sampling_case import DEVICE
 from tests.test_equality import Shared
@@ -40,7 +38,7 @@ def model(tmp_path_factory):
     return HuggingFaceModel(path=str(folder)).build_model(ModelQuery(DEVICE.type, 0, False))
 
 
-def row_by_row(x, weight, bias=None):
+def row_by_row(ops, x, weight, bias):
     return torch.cat([F.linear(row, weight, bias) for row in x.split(1)])
 
 
@@ -67,8 +65,7 @@ def answers(model, splits, prompts, others=()):
 @pytest.mark.parametrize(("splits", "products"), [("invariant", "row by row"), (2, "library")])
 def test_prompts_answer_alike_alone_and_under_load(model, splits, products, monkeypatch):
     if products == "row by row":
-        torch_parts = SimpleNamespace(linear=row_by_row, embedding=F.embedding)
-        monkeypatch.setattr(decoder, "F", torch_parts)
+        monkeypatch.setattr(TorchOps, "linear", row_by_row)
     prompts = random_prompts(LENGTHS, seed=5)
     others = random_prompts(OTHERS, seed=6)
     alone = [answers(model, splits, [prompt]) for prompt in prompts]

@@ -3,7 +3,7 @@
     python -m experiments.engines.report engines.jsonl [more.jsonl] [--readme FILE]
 
 Replaces what stands in the README between `<!-- bench:NAME -->` and `<!-- /bench -->`: NAME is a
-model, `online_MODEL` or `host`. Of several rounds the median counts."""
+model, `online_MODEL`, `timeline_MODEL` or `host`. Of several rounds the median counts."""
 
 import argparse
 import json
@@ -37,13 +37,17 @@ def main() -> None:
 
 
 def tables(lines: Sequence[Line]) -> dict[str, str]:
-    """Markdown by name: MODEL for what starts at once, online_MODEL for what arrives, host."""
+    """Markdown by name: MODEL for what starts at once, online_MODEL for what arrives, host; and
+    timeline_MODEL for lines of run.py --timeline, which are in no other table."""
     made = {}
     if hosts := [line for line in lines if line["kind"] == "host"]:
         made["host"] = host(hosts)
     engines = [line for line in lines if line["kind"] == "engine"]
     for model in dict.fromkeys(line["model"] for line in engines):
-        own = [line for line in engines if line["model"] == model]
+        both = [line for line in engines if line["model"] == model]
+        own = [line for line in both if "timeline" not in line]
+        if profiled := [line for line in both if "timeline" in line and "floor_s" in line]:
+            made[f"timeline_{model}"] = timeline(profiled, _cells(own, online=False))
         if cells := _cells(own, online=False):
             made[model] = _offline(cells)
         if cells := _cells(own, online=True):
@@ -64,6 +68,29 @@ def host(lines: Sequence[Line]) -> str:
         ]
         for line in lines
     ]
+    return _table(head, rows)
+
+
+def timeline(lines: Sequence[Line], cells: Cells) -> str:
+    """A row a workload and round of --timeline: time and its parts, the floor with a shared prefix
+    read once, what kernels took beyond it, and the device idle. The time is our median in cells,
+    which no profiler slowed; without one, the profiled run's own, its profiler's stops left out."""
+    head = ["workload", "time, s", "floor, s", "kernel gap, s", "idle gap, s"]
+    head += ["floor, share", "kernel gap", "idle gap"]
+    rows = []
+    for line in lines:
+        found, least_s = line["timeline"], line["floor_once_s"]
+        own = cells.get(line["workload"], {}).get(OURS)
+        whole_s = _median(own, "wall_s") if own else found["measured_s"]
+        row = [line["workload"], f"{whole_s:.2f}" if own else f"{whole_s:.2f} profiled"]
+        if found["busy_s"] is None:
+            missing = ", ".join(f"{n} steps {kind}" for kind, n in found["not_sampled"].items())
+            row += [f"{least_s:.2f}", f"not sampled: {missing}", *["-"] * 4]
+        else:
+            parts = least_s, found["busy_s"] - least_s, whole_s - found["busy_s"]
+            row += [f"{part:.2f}" for part in parts]
+            row += [f"{part / whole_s:.1%}" for part in parts]
+        rows.append(row)
     return _table(head, rows)
 
 

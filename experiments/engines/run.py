@@ -30,6 +30,19 @@ from experiments.engines.workloads import OFFLINE, ONLINE, ONLINE_REQUESTS, Load
 
 ROOT = Path(__file__).resolve().parents[2]
 OURS = "tritium"
+# Wall times are not comparable then: hosts list rows, and the device is waited for now and then.
+TIMELINE = (
+    "+sink=kernels",
+    "sinks.kernels.after=2",
+    "sinks.kernels.steps=8",
+    "sinks.kernels.windows=40",
+    "sinks.kernels.every=32",
+    "records=full",
+    "sinks.files.records=summary",
+    "~sinks.timeline",
+)
+"""A window early, for the prompts; then a quarter of all steps."""
+
 PEER_MODELS = {"qwen3_0_6b": "qwen3-0.6b", "llama_8b": "llama-8b"}
 
 Line = dict[str, Any]
@@ -98,6 +111,7 @@ def serve(experiment: Experiment) -> tuple[bool, list[Line]]:
         f"+mode.rounds={arguments.rounds}",
         f"hydra.run.dir={folder / OURS}",
         "~sinks.figures",
+        *(TIMELINE if arguments.timeline else ()),
         *experiment.overrides,
     ]
     results = folder / OURS / RESULTS
@@ -185,6 +199,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--online-requests", type=int, default=ONLINE_REQUESTS)
     parser.add_argument("--scale", type=float, default=1.0, help="share of the offline requests")
     parser.add_argument("--rounds", type=int, default=1)
+    parser.add_argument("--timeline", action="store_true", help="profile ours: where time goes")
     parser.add_argument("--peers", type=Path, help="the peers' script")
     parser.add_argument("--peer-engine", default="vllm")
     parser.add_argument("--peer-site", type=Path, default=Path("/tmp/peer_site"))

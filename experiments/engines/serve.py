@@ -93,7 +93,7 @@ class Serve(Bench):
         engine.records.clear()
         clear_cache(engine)
         figures = _figures(requests, summary, self._wall_s)
-        return {"workload": path.stem, "round": number, **figures}
+        return {"workload": path.stem, "round": number, **figures, **_timeline(session.folder)}
 
     def _replay(self, session: Session, engine: Engine, requests: Sequence[Request]) -> StepTotals:
         begin = time.perf_counter()
@@ -106,6 +106,14 @@ def clear_cache(engine: Engine) -> None:
     """Drop every cached page that nobody uses."""
     memory = engine.state.memory
     memory.allocator.free(memory.ledger.from_tree(memory.cache.clear()))
+
+
+def _timeline(folder: Path) -> dict[str, Any]:
+    """What sink=kernels found of the run's time, if it is there."""
+    file = folder / "kernels.json"
+    if not file.exists():
+        return {}
+    return {"timeline": json.loads(file.read_text(encoding="utf-8"))["run"]}
 
 
 def _figures(requests: Sequence[Request], summary: dict[str, Any], wall_s: float) -> dict[str, Any]:

@@ -14,25 +14,26 @@ WHOLE = "whole kernel"
 ALL_HEADS_BYTES = 1 << 40
 
 SOFTMAX = """\
-        b_w, b_max, b_sum, b_old = _softmax(
+        b_w, b_max, b_sum, b_old = softmax(
             b_s, b_max, b_sum, b_position, j * BLOCK_N, scale, MASKED
         )
 """
-WEIGHTS = "        b_p = _operand(b_w, q_s.dtype, O_LAYOUT)\n    return"
+WEIGHTS = "        b_p = operand(b_w, q_s.dtype, O_LAYOUT)\n    return"
 RESCALE = """\
-        b_acc = b_acc * gl.convert_layout(b_old, gl.SliceLayout(1, O_LAYOUT))[:, None]
+        b_acc = rescale(b_acc, b_old)
         mbarrier.wait(full.index(slot), j // STAGES & 1)
 """
 SCORES = """\
-        b_s = warpgroup_mma(q_s, k_s.index(slot).permute((1, 0)), zeros, use_acc=False,
+        b_s = warpgroup_mma(b_q, k_s.index(slot).permute((1, 0)), zeros, use_acc=False,
                             is_async=True)  # fmt: skip
 """
 VALUES = "        b_acc = warpgroup_mma(b_p, v_s.index(slot), b_acc, is_async=True)\n        _load"
 SCORES_WAIT = "        b_s = warpgroup_mma_wait(1, deps=(b_s,))\n"
-MAXIMUM = "b_new = gl.maximum(b_max, gl.max(b_s, 1) * scale)"
+MAXIMUM = """\
+b_new = gl.max(b_s, 1) * scale
+    b_new = gl.where(b_new > b_max + SLACK, b_new, b_max)"""
 FIRST_MAXIMUM = 'b_max = gl.full([BLOCK_M], float("-inf"), gl.float32, ROWS)'
 ZERO_MAXIMUM = "b_max = gl.zeros([BLOCK_M], gl.float32, ROWS)"
-SUM = "b_sum = b_sum * b_old + gl.sum(b_p, 1)"
 EXP2 = "b_p = _exp2(b_s * scale - b_new[:, None])"
 MULTIPLICATION = """\
 b_p = gl.inline_asm_elementwise(
@@ -46,7 +47,7 @@ MASKED_LOOP = """\
         d_k, d_v, base, column, whole, count, count, scale, True, STAGES, NUM_WARPS,
     )  # fmt: skip
 """
-LOOP_BARRIER = "        _barrier()  # all warps are done with load j - 1\n"
+LOOP_BARRIER = "        barrier()  # all warps are done with load j - 1\n"
 LOOP_WAIT = "mbarrier.wait(full.index(slot), j // STAGES & 1)"
 LAST_WAIT = "mbarrier.wait(full.index(slot), count // STAGES & 1)"
 
@@ -66,11 +67,15 @@ NO_COPIES: tuple[Edit, ...] = (
     (LOOP_WAIT, "mbarrier.wait(full.index(slot), 0)"),
     (LAST_WAIT, "mbarrier.wait(full.index(slot), 0)"),
 )
-# The scores' product then reads shared memory for the keys alone.
-ZEROS = "    zeros = gl.zeros([BLOCK_M, BLOCK_N], gl.float32, S_LAYOUT)\n"
-QUERIES_IN_REGISTERS: Edit = (
-    ZEROS,
-    f"{ZEROS}    q_s = q_s.load(gl.DotOperandLayout(0, S_LAYOUT, 2))\n",
+QUERIES_IN_SHARED: Edit = ("q_s.load(gl.DotOperandLayout(0, S_LAYOUT, 2))", "q_s")
+EXACT_MAXIMUM: Edit = (MAXIMUM, "b_new = gl.maximum(b_max, gl.max(b_s, 1) * scale)")
+# By a multiplication of all values, changed or not.
+ALWAYS_RESCALE: Edit = (
+    RESCALE,
+    RESCALE.replace(
+        "rescale(b_acc, b_old)",
+        "b_acc * gl.convert_layout(b_old, gl.SliceLayout(1, O_LAYOUT))[:, None]",
+    ),
 )
 NO_BARRIER: Edit = (LOOP_BARRIER, "")
 # The last scores alone are used, or the compiler would drop the product.
@@ -105,7 +110,6 @@ VARIANTS = {
     "a multiplication for exp2": Variant(((EXP2, MULTIPLICATION),)),
     # Grows as a maximum does, without a look at the scores.
     "no row maximum": Variant(((MAXIMUM, "b_new = b_max + scale"), (FIRST_MAXIMUM, ZERO_MAXIMUM))),
-    "no row sum": Variant(((SUM, "b_sum = b_sum * b_old + 1.0"),)),
     "no rescale": Variant((NO_RESCALE,)),
     "no maximum, no rescale": Variant(
         ((MAXIMUM, "b_new = b_max"), (FIRST_MAXIMUM, ZERO_MAXIMUM), NO_RESCALE)
@@ -126,8 +130,9 @@ VARIANTS = {
         )
     ),
     "no copies after the first": Variant(NO_COPIES),
-    "queries in registers": Variant((QUERIES_IN_REGISTERS,), right=True),
-    "queries in registers, no copies": Variant((QUERIES_IN_REGISTERS, *NO_COPIES)),
+    "queries in shared memory": Variant((QUERIES_IN_SHARED,), right=True),
+    "exact maximum": Variant((EXACT_MAXIMUM,), right=True),
+    "exact maximum, always rescaled": Variant((EXACT_MAXIMUM, ALWAYS_RESCALE), right=True),
     "no barrier in the loop": Variant((NO_BARRIER,)),
     # A comparison keeps the result alive.
     "no output store": Variant(

@@ -57,6 +57,8 @@ FORMS: dict[str, DenseConfig | plain.ExtendConfig] = {
     "pipelined 64x64 s3, all heads": D("pipelined", kv_bytes=EVERY),
     "pipelined 64x64 s3, one KV head": D("pipelined", kv_bytes=1),
     "pipelined 128x64 s4": D("pipelined", 128, 64, 8, 4),
+    "paired 64x64 s3": D("paired"),
+    "paired 64x64 s2": D("paired", num_stages=2),
 }
 CUDNN = "torch cuDNN, contiguous"
 
@@ -84,7 +86,9 @@ def extend(config: DenseConfig | plain.ExtendConfig, inputs: Inputs, new: bool =
         return lambda: plain.extend(*arguments, plan=plan, config=config)
     step = dense.plan_extend(part, config)
     if step.long_lens:
-        step.chosen[q.dtype, HEAD_DIM] = config  # no fallback, and no process to try the compiler
+        step.chosen[dense.choice_key(q, inputs.caches[0][0])] = (
+            config  # no fallback, and no process to try the compiler
+        )
     given = dict(zip(("k_new", "v_new"), inputs.new_kv(0, count), strict=True)) if new else {}
     return lambda: dense.extend(*arguments, plan=step, **given)
 

@@ -228,8 +228,8 @@ def _row(name: str, figures: dict[str, Any], whole: dict[str, Any] | None) -> st
 
 def _install(module: ModuleType) -> None:
     """Let kernels.extend_hopper launch and compile this module's kernel."""
-    extend_hopper.pipelined_kernel = module.pipelined_kernel
-    extend_hopper._run = Launcher(module.pipelined_kernel)
+    extend_hopper.KERNELS["pipelined"] = module.pipelined_kernel
+    extend_hopper._run["pipelined"] = Launcher(module.pipelined_kernel)
 
 
 def main() -> None:

@@ -62,9 +62,10 @@ class Part:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Planned:
-    """A part, and the keywords that its kernel gets in every layer."""
+    """A part, its kernel, and the keywords that this gets in every layer."""
 
     rows: Part
+    kernel: Callable[..., Any]
     options: dict[str, Any]
 
 
@@ -78,25 +79,33 @@ class PagedPlan:
 
 class PagedAttention:
     """The plugin: pairs a decode kernel with an extend kernel. name defaults to the decode
-    kernel's."""
+    kernel's. shared: decodes in steps whose rows begin with the same pages, None = decode."""
 
     def __init__(
-        self, decode: Callable[..., Any], extend: Callable[..., Any], name: str | None = None
+        self,
+        decode: Callable[..., Any],
+        extend: Callable[..., Any],
+        name: str | None = None,
+        shared: Callable[..., Any] | None = None,
     ) -> None:
         self._decode = decode
         self._extend = extend
         self._name = name or kernel_name(decode)
+        self._shared = shared
 
     @hookimpl
     def build_attention(self, query: AttentionQuery) -> PagedBackend:
         """The backend. Raises ConfigError naming what a kernel cannot serve."""
         check_kernel("attention.decode", self._decode, query)
         check_kernel("attention.extend", self._extend, query)
-        return PagedBackend(self._name, self._decode, self._extend, query)
+        if self._shared is not None:
+            check_kernel("attention.shared", self._shared, query)
+        return PagedBackend(self._name, self._decode, self._extend, query, self._shared)
 
 
 class PagedBackend:
-    """core.protocols.AttentionBackend over two kernels."""
+    """core.protocols.AttentionBackend over two kernels, or three. uses_sharing: it matters whether
+    a batch's shares_prefix is right."""
 
     def __init__(
         self,
@@ -104,11 +113,14 @@ class PagedBackend:
         decode: Callable[..., Any],
         extend: Callable[..., Any],
         query: AttentionQuery,
+        shared: Callable[..., Any] | None = None,
     ) -> None:
         self.name = name
         self._decode = decode
         self._extend = extend
         self._query = query
+        self._shared = shared
+        self.uses_sharing = shared is not None
         scaled = query.k_scale != 1.0 or query.v_scale != 1.0
         self._scales = {"k_scale": query.k_scale, "v_scale": query.v_scale} if scaled else {}
         declared: Capabilities | None = getattr(extend, "capabilities", None)
@@ -118,7 +130,10 @@ class PagedBackend:
     def plan(self, batch: AttentionBatch) -> PagedPlan:
         """Split the rows between the kernels and let each plan its own, once a step."""
         split, num_rows = batch.num_decode_rows, len(batch.host_query_lens)
-        decode = self._planned(self._decode, batch, 0, split) if split else None
+        one_token = self._decode
+        if batch.shares_prefix and self._shared is not None:
+            one_token = self._shared
+        decode = self._planned(one_token, batch, 0, split) if split else None
         extend = None
         if split < num_rows:
             extend = self._planned(self._extend, batch, split, num_rows)
@@ -137,7 +152,7 @@ class PagedBackend:
         part = plan.decode
         assert part is not None, "the launch has no one-token rows"
         table, lens = part.rows.page_table, part.rows.context_lens
-        out: Tensor = self._decode(q, k_cache, v_cache, table, lens, scale, window, **part.options)
+        out: Tensor = part.kernel(q, k_cache, v_cache, table, lens, scale, window, **part.options)
         return out
 
     def extend(
@@ -160,18 +175,18 @@ class PagedBackend:
         options = part.options
         if self._takes_new_kv and k_new is not None:
             options = options | {"k_new": k_new, "v_new": v_new}
-        out: Tensor = self._extend(
+        out: Tensor = part.kernel(
             q, k_cache, v_cache, table, lens, starts, scale, window, **options
         )
         return out
 
     def describe(self) -> dict[str, Any]:
         """Names, capabilities and chosen configurations of both kernels, for the manifest."""
-        return {
-            "name": self.name,
-            "decode": _description(self._decode, self._query),
-            "extend": _description(self._extend, self._query),
-        }
+        kernels = {"decode": self._decode, "extend": self._extend}
+        if self._shared is not None:
+            kernels["shared"] = self._shared
+        facts = {part: _description(kernel, self._query) for part, kernel in kernels.items()}
+        return {"name": self.name, **facts}
 
     def _planned(
         self, kernel: Callable[..., Any], batch: AttentionBatch, begin: int, end: int
@@ -192,7 +207,7 @@ class PagedBackend:
         )
         planner = getattr(kernel, "plan", None)
         plan = {} if planner is None else {"plan": planner(rows)}
-        return Planned(rows, plan | self._scales)
+        return Planned(rows, kernel, plan | self._scales)
 
 
 def kernel_name(kernel: Callable[..., Any]) -> str:

@@ -5,6 +5,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 
 from core.protocols import AttentionBackend, KVTarget
 from plugins.executor.pool import KVPool
@@ -12,9 +13,10 @@ from plugins.executor.pool import KVPool
 
 class LaunchAttention:
     """core.protocols.Attend for one launch. slots: int64 [num_tokens], where its new K and V go;
-    plan: the backend's metadata; num_decode: rows of one token, which come first. side: a stream of
-    a CUDA device, on which longer rows are served while those are: one kernel keeps the matrix
-    units busy, the other the memory. None = one after the other."""
+    plan: the backend's metadata; num_decode: rows of one token, which come first; has_chunks:
+    longer ones follow, else only padding does, which gets zeros. side: a stream of a CUDA device,
+    on which longer rows are served while those are: one kernel keeps the matrix units busy, the
+    other the memory. None = one after the other."""
 
     def __init__(
         self,
@@ -23,6 +25,7 @@ class LaunchAttention:
         slots: Tensor,
         plan: Any,
         num_decode: int,
+        has_chunks: bool,
         side: torch.cuda.Stream | None = None,
     ) -> None:
         self._pool = pool
@@ -30,6 +33,7 @@ class LaunchAttention:
         self._slots = slots
         self._plan = plan
         self._num_decode = num_decode
+        self._has_chunks = has_chunks
         self._side = side
 
     def target(self, layer: int) -> KVTarget:
@@ -58,8 +62,8 @@ class LaunchAttention:
 
         if not split:
             out = extend()
-        elif split == len(queries):
-            out = decode()
+        elif not self._has_chunks:
+            out = pad(decode(), (0, 0, 0, 0, 0, len(queries) - split))
         else:
             out = torch.cat(at_once(decode, extend, self._side))
         return out.to(q.dtype)

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from core.clock import Clock
 from core.config import require
-from core.errors import InvariantError
+from core.errors import ConfigError, InvariantError
 from core.hookspecs import hookimpl
 from core.launch import Launch, LaunchResult, PoolLayout, RowSetup, TokenLogprobs
 from core.pack import request_seed
@@ -114,6 +114,11 @@ class FakeExecutor:
         self._rows: list[RowSetup | None] = []
         self._seeds = self._choices = self._prompt_lens = np.empty(0, np.int64)
         self._special = np.empty(0, np.bool_)  # rows with minimum tokens or log-probabilities
+
+    def measure_pool(self, layout: PoolLayout) -> int:
+        """Raises ConfigError: there is no device to measure."""
+        rule = "a number for the fake executor, which has no memory to measure"
+        raise ConfigError(f"engine.pool_tokens must be {rule}, got 'auto'")
 
     def prepare(self, layout: PoolLayout) -> None:
         """Make room for the rows' state."""

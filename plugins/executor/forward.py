@@ -32,8 +32,9 @@ class Forward:
         context_lens: Sequence[int],
         query_lens: Sequence[int],
         num_decode: int,
+        shares_prefix: bool = False,
     ) -> Tensor:
-        """float32 [k, vocab_size]. token_ids int64 [T]; inputs: the others of PackedLaunch.arrays,
+        """Logits [k, vocab_size]. token_ids int64 [T]; inputs: the others of PackedLaunch.arrays,
         for a block table that is up to date; context_lens, query_lens: those lengths on the
         host."""
         pool, positions = self.pool, inputs["positions"]
@@ -54,13 +55,17 @@ class Forward:
             host_query_lens=query_lens,
             num_decode_rows=num_decode,
             page_size=pool.page_size,
+            shares_prefix=shares_prefix,
         )
         plan = self.backend.plan(batch)
-        attend = LaunchAttention(pool, self.backend, step.slots, plan, num_decode, self.side)
+        rows = num_decode, num_decode < len(query_lens)
+        attend = LaunchAttention(pool, self.backend, step.slots, plan, *rows, self.side)
         logits: Tensor = self.model.forward(token_ids, positions, attend, inputs["logits_rows"])
         return logits[:, : self.model.vocab_size]  # padding of the head is never scored or sampled
 
-    def decode(self, inputs: dict[str, Tensor], kernels: SamplingKernels) -> Tensor:
+    def decode(
+        self, inputs: dict[str, Tensor], kernels: SamplingKernels, shares_prefix: bool
+    ) -> Tensor:
         """A launch of one-token rows, which reads nothing but inputs (see DecodeGraphs), so that it
         may be captured. Returns tokens int64 [rows], NO_TOKEN included."""
         pool, rows = self.pool, inputs["row_ids"]
@@ -68,7 +73,7 @@ class Forward:
         fed = inputs["feedback"] != 0
         token_ids = torch.where(fed, pool.last_tokens[rows], inputs["token_ids"])
         ones = [1] * len(rows)  # graph-safe kernels read only how many
-        logits = self.logits(token_ids, inputs, ones, ones, len(rows))
+        logits = self.logits(token_ids, inputs, ones, ones, len(rows), shares_prefix)
         tokens = kernels.draw(logits, {name: inputs[name] for name in COLUMNS})
         self.keep(inputs["sampled_rows"], tokens)
         return tokens

@@ -70,14 +70,14 @@ class Captured:
     tokens: Tensor
 
 
-def graph_sizes(largest: int) -> list[int]:
+def graph_sizes(largest: int, smallest: int = 1) -> list[int]:
     """Sizes for launches of up to `largest` rows, ascending, `largest` the last: powers of two to
-    8, then eighths of a power of two, at least 8 apart."""
+    8, then eighths of a power of two, at least 8 apart; none below `smallest` but the last."""
     sizes, size = [], 1
     while size < largest:
         sizes.append(size)
         size += size if size < 8 else max(8, 1 << size.bit_length() >> 4)
-    return [*sizes, largest]
+    return [*(one for one in sizes if one >= smallest), largest]
 
 
 class DecodeGraphs:
@@ -85,7 +85,8 @@ class DecodeGraphs:
 
     Names: FIELDS [size], of which the draws of floats are float64; token_rows [size], query_starts
     [size + 1] and logits_rows [size] of one-token rows; updates [size, 3] of the block table. All
-    others are int64. pad_row: table row of the padding. capture: how a function is captured."""
+    others are int64. pad_row: table row of the padding. capture: how a function is captured.
+    smallest: size below which there are no graphs, but for launches that pad to it."""
 
     def __init__(
         self,
@@ -94,8 +95,9 @@ class DecodeGraphs:
         pad_row: int,
         device: torch.device,
         capture: Capture,
+        smallest: int = 1,
     ) -> None:
-        self.sizes = graph_sizes(largest)
+        self.sizes = graph_sizes(largest, smallest)
         self._step = step
         self._capture = capture
         self._pad_row = pad_row
@@ -224,10 +226,11 @@ def why_not(device: str, sampling: Any, attention: dict[str, Any]) -> str | None
         return f"device is {device}"
     if sampling is None:
         return "ops.sampling is torch's"
-    decode = attention.get("decode", {})
-    capabilities = decode.get("capabilities")
-    if not isinstance(capabilities, dict) or not capabilities.get("graph_safe"):
-        return f"attention.decode {decode.get('kernel')} does not declare graph_safe"
+    for part in ("decode", "shared") if "shared" in attention else ("decode",):
+        facts = attention.get(part, {})
+        capabilities = facts.get("capabilities")
+        if not isinstance(capabilities, dict) or not capabilities.get("graph_safe"):
+            return f"attention.{part} {facts.get('kernel')} does not declare graph_safe"
     return None
 
 

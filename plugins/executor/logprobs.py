@@ -35,12 +35,14 @@ class Entries:
 def score(
     logits: Tensor, tokens: Tensor, num_top: int, kernels: SamplingKernels | None = None
 ) -> Entries:
-    """Entries for tokens int64 [n] under logits float32 [n, vocab_size]; a masked token gets -inf,
+    """Entries for tokens int64 [n] under logits [n, vocab_size]; a masked token gets -inf,
     and every token of a row that holds a NaN or +inf gets NaN."""
     if kernels is not None:
-        return Entries(*map(download, kernels.score(logits, tokens, num_top)))
+        return Entries(*map(download, kernels.score(logits.float(), tokens, num_top)))
     parts = [
-        _score(logits[begin : begin + CHUNK_ROWS], tokens[begin : begin + CHUNK_ROWS], num_top)
+        _score(
+            logits[begin : begin + CHUNK_ROWS].float(), tokens[begin : begin + CHUNK_ROWS], num_top
+        )
         for begin in range(0, len(tokens), CHUNK_ROWS)
     ]
     chosen, top_ids, top_logprobs = (torch.cat(column) for column in zip(*parts, strict=True))

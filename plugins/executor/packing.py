@@ -7,6 +7,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from core.launch import Launch
+from plugins.executor.padding import Padding
 from plugins.executor.rows import SamplingRows
 
 Int64 = NDArray[np.int64]
@@ -26,20 +27,22 @@ class PromptScores:
 @dataclass(frozen=True, slots=True, eq=False)
 class PackedLaunch:
     """arrays, integers with T tokens in N rows: token_ids, positions, token_rows [T] (the token's
-    table row); row_ids, context_lens [N]; query_starts [N + 1]; reset_rows; updates [n, 3];
-    feedback_at (packed index) and feedback_rows; logits_rows: packed indices of the sampled rows'
-    last tokens, then of the prompt positions to score. context_lens: the same on the host. scores:
-    None if no row asks."""
+    table row), padded with token 0 at position 0 of the padding's row; row_ids, context_lens [N];
+    query_starts [N + 1]; reset_rows; updates [n, 3]; feedback_at (packed index) and feedback_rows;
+    logits_rows: packed indices of the sampled rows' last tokens, then of the prompt positions to
+    score, then of anything. context_lens: the same on the host. num_logits: of logits_rows that
+    count. scores: None if no row asks."""
 
     arrays: dict[str, NDArray[Any]]
     context_lens: list[int]
     query_lens: list[int]
+    num_logits: int
     scores: PromptScores | None
 
 
-def pack(launch: Launch, rows: SamplingRows) -> PackedLaunch:
+def pack(launch: Launch, rows: SamplingRows, padding: Padding | None, pad_row: int) -> PackedLaunch:
     """Lay a launch out. `rows` says who wants prompt log-probabilities; its setups are applied
-    already."""
+    already. pad_row: the padding's table row."""
     query_lens = launch.num_tokens.astype(np.int64)
     ends = query_lens.cumsum()
     starts = ends - query_lens
@@ -48,21 +51,33 @@ def pack(launch: Launch, rows: SamplingRows) -> PackedLaunch:
     context_lens = first + query_lens
     last = ends - 1
     scores, scored_at = _prompt_scores(launch, rows, starts)
+    logits_rows = np.concatenate([last[launch.samples], *scored_at])
+    num_tokens, num_logits = len(launch.token_ids), len(logits_rows)
+    more_tokens = more_logits = 0
+    if padding is not None:
+        more_tokens = padding(num_tokens) - num_tokens
+        more_logits = padding(num_logits) - num_logits
+    positions = np.arange(num_tokens) + (first - starts).repeat(query_lens)
     arrays: dict[str, NDArray[Any]] = {
-        "token_ids": launch.token_ids,
-        "positions": np.arange(ends[-1]) + (first - starts).repeat(query_lens),
-        "token_rows": row_ids.repeat(query_lens),
+        "token_ids": _padded(launch.token_ids, more_tokens, 0),
+        "positions": _padded(positions, more_tokens, 0),
+        "token_rows": _padded(row_ids.repeat(query_lens), more_tokens, pad_row),
         "row_ids": row_ids,
         "context_lens": context_lens,
         "query_starts": np.append(starts, ends[-1]),
         **table_arrays(launch),
         "feedback_at": last[launch.feedback],
         "feedback_rows": row_ids[launch.feedback],
-        "logits_rows": np.concatenate([last[launch.samples], *scored_at]),
+        "logits_rows": _padded(logits_rows, more_logits, 0),
     }
     if scores is not None:
         arrays["score_targets"] = scores.targets
-    return PackedLaunch(arrays, context_lens.tolist(), query_lens.tolist(), scores)
+    lens = context_lens.tolist(), query_lens.tolist()
+    return PackedLaunch(arrays, *lens, num_logits, scores)
+
+
+def _padded(array: NDArray[Any], count: int, value: int) -> NDArray[Any]:
+    return np.pad(array, (0, count), constant_values=value) if count else array
 
 
 def table_arrays(launch: Launch) -> dict[str, NDArray[Any]]:

@@ -11,6 +11,13 @@ FLOAT8 = torch.float8_e4m3fn
 FLOAT8_LIMIT = torch.finfo(FLOAT8).max
 
 
+def kv_page_bytes(
+    page_size: int, num_layers: int, num_kv_heads: int, head_dim: int, dtype: torch.dtype
+) -> int:
+    """K and V of one page in all layers."""
+    return 2 * num_layers * page_size * num_kv_heads * head_dim * dtype.itemsize
+
+
 class KVPool:
     """Tensors of one run, allocated once.
 

@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 from math import isnan
+from typing import Any
 
 import numpy as np
 import torch
@@ -9,10 +10,11 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from core.clock import Clock
-from core.launch import LaunchResult, TokenLogprobs
+from core.launch import Launch, LaunchResult, TokenLogprobs
 from plugins.executor.logprobs import Entries
 from plugins.executor.packing import PromptScores
 from plugins.executor.sampler import NO_TOKEN, SamplePlan
+from plugins.executor.upload import download
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -29,13 +31,13 @@ class InFlight:
     tokens: Tensor
     sampled: NDArray[np.int64]
     fault: str
-    samples: SamplePlan | None
-    logprobs: Entries | None
-    scores: PromptScores | None
-    score_entries: Entries | None
     event: torch.Event | None
     finished_s: float | None
     graph_rows: int = 0
+    samples: SamplePlan | None = None
+    logprobs: Entries | None = None
+    scores: PromptScores | None = None
+    score_entries: Entries | None = None
 
     def wait(self, clock: Clock) -> LaunchResult:
         """The results, waiting for the device if there is one."""
@@ -74,3 +76,29 @@ class InFlight:
         failed = (row for row, own in scored.items() if any(isnan(one.logprob) for one in own))
         errors |= dict.fromkeys(failed, self.fault)
         return scored
+
+
+def send(launch: Launch, tokens: Tensor, clock: Clock, **rest: Any) -> InFlight:
+    """Results of a launch on their way to the host. tokens: on the device; rest: further fields."""
+    event = None
+    on_host = download(tokens)
+    if tokens.device.type == "cuda":
+        event = torch.Event(tokens.device)
+        event.record()
+    return InFlight(
+        launch_id=launch.launch_id,
+        tokens=on_host,
+        sampled=np.flatnonzero(launch.samples),
+        event=event,
+        finished_s=clock.now() if event is None else None,
+        **rest,
+    )
+
+
+def no_token(model_dtype: str, kv_dtype: str) -> str:
+    """What is said of a row whose logits hold no token."""
+    return (
+        "logits must be finite but for masked tokens, with one left; got NaN, +inf or -inf"
+        f" alone (model {model_dtype}, KV {kv_dtype}; is either narrower than the"
+        " weights were trained in?)"
+    )

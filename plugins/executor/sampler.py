@@ -110,8 +110,10 @@ def sample(
     penalties: PenaltyCounts,
     kernels: SamplingKernels | None = None,
 ) -> Samples:
-    """Tokens for logits float32 [k, vocab_size], which it may overwrite. inputs: plan.arrays
-    uploaded, made for these kernels or for none."""
+    """Tokens for logits [k, vocab_size], which it may overwrite. inputs: plan.arrays uploaded, made
+    for these kernels or for none."""
+    if kernels is None or plan.num_penalised or plan.num_edits:
+        logits = logits.float()  # drawing kernels widen what they read
     if kernels is not None:
         return _sample_by_kernels(logits, plan, inputs, penalties, kernels)
     logits = _adjusted(logits, plan, inputs, penalties)

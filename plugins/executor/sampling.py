@@ -7,7 +7,8 @@ from torch import Tensor
 
 
 class SamplingKernels(Protocol):
-    """Kernels for k rows of logits float32 [k, vocab_size]. None of them waits for the device."""
+    """Kernels for k rows of logits [k, vocab_size]: float32, or for `draw` also what a model of
+    lower precision gives. None of them waits for the device."""
 
     def draw(self, logits: Tensor, columns: Mapping[str, Tensor]) -> Tensor:
         """Tokens int64 [k], -1 for a row that holds a NaN or +inf, or -inf alone. columns [k]:

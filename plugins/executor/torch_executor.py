@@ -5,9 +5,11 @@ Nothing in `launch` waits for the device: inputs travel in one packed copy, a sa
 next launch needs stays on the device, and results come back through pinned memory when `collect`
 asks."""
 
-import platform
+import sys
 from collections import deque
-from dataclasses import dataclass
+from collections.abc import Iterable
+from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -20,35 +22,33 @@ from core.config import require
 from core.errors import InvariantError
 from core.launch import Launch, LaunchResult, PoolLayout
 from core.protocols import AttentionBackend, Model
-from core.queries import AttentionQuery, ExecutorQuery
-from plugins.executor.forward import Forward
+from core.queries import ExecutorQuery
+from plugins.executor import pool_size
+from plugins.executor.compile_watch import CompileWatch
+from plugins.executor.device_state import (
+    SHARED_ROWS,
+    DeviceState,
+    allocate,
+    attention_query,
+    device_name,
+    dtype_name,
+)
+from plugins.executor.faults import explained, fails_alone, launch_error
 from plugins.executor.graphs import LARGEST, Capture, CudaCapture, DecodeGraphs, why_not
-from plugins.executor.logprobs import Entries, score
-from plugins.executor.packing import PackedLaunch, PromptScores, pack, table_arrays
+from plugins.executor.logprobs import score
+from plugins.executor.packing import PackedLaunch, pack, table_arrays
 from plugins.executor.paging import Paging, TorchPaging
 from plugins.executor.penalties import PenaltyCounts
-from plugins.executor.pool import FLOAT8, KVPool
-from plugins.executor.results import InFlight
+from plugins.executor.pool import kv_page_bytes
+from plugins.executor.results import InFlight, no_token, send
 from plugins.executor.rows import SamplingRows
 from plugins.executor.sampler import SamplePlan, plan_samples, sample
 from plugins.executor.sampling import SamplingKernels
-from plugins.executor.upload import download, upload
-from plugins.executor.warm_up import warm_up_chunks, warm_up_launch
+from plugins.executor.shape import model_shape
+from plugins.executor.upload import upload
+from plugins.executor.warm_up import SAMPLED, warm_up_launches
 
 MAX_IN_FLIGHT = 2
-
-
-@dataclass(slots=True, eq=False)
-class DeviceState:
-    """What `prepare` makes. graphs: None where they cannot be or are not wanted, and why_not says
-    so."""
-
-    pool: KVPool
-    rows: SamplingRows
-    penalties: PenaltyCounts
-    forward: Forward
-    graphs: DecodeGraphs | None = None
-    why_not: str = ""
 
 
 class TorchExecutor:
@@ -80,59 +80,69 @@ class TorchExecutor:
         self._graphs = graphs
         self._capture = capture
         self._max_rows = min(LARGEST, query.engine.max_num_seqs)
+        self._engine = query.engine
+        self._backend: AttentionBackend | None = None
+        self._pool_size: pool_size.PoolSize | None = None
         self._progress = query.progress
         self._clock: Clock = query.clock
         self._state: DeviceState | None = None
         self._in_flight: deque[InFlight] = deque()
+        self.watch: CompileWatch | None = None
         self._side: torch.cuda.Stream | None = None
         if self.device.type == "cuda":
             self._side = torch.cuda.Stream(self.device)  # type: ignore[no-untyped-call]
-        self._fault = (
-            "logits must be finite but for masked tokens, with one left; got NaN, +inf or -inf"
-            f" alone (model {_name(model.dtype)}, KV {_name(dtype)}; is either narrower than the"
-            " weights were trained in?)"
-        )
+        self._fault = no_token(dtype_name(model.dtype), dtype_name(dtype))
 
     @property
     def tokenizer(self) -> Any | None:
         """The model's tokenizer."""
         return self.model.tokenizer
 
+    def measure_pool(self, layout: PoolLayout) -> int:
+        """See core.protocols.Executor. On a CUDA device from its largest launches, on a CPU from
+        the memory that is free (plugins/executor/pool_size.py)."""
+        if self.device.type == "cuda":
+            budget = self._measured(replace(layout, num_pages=1))
+        else:
+            budget = pool_size.cpu_budget(self._engine.memory_share)
+        shape = self.model.num_layers, self.model.num_kv_heads, self.model.head_dim
+        page_bytes = kv_page_bytes(layout.page_size, *shape, self._dtype)
+        self._pool_size = pool_size.fit_pool(budget, layout, page_bytes)
+        if self._progress:
+            sys.stderr.write(f"{self._pool_size}\n")
+        return self._pool_size.num_tokens
+
     def prepare(self, layout: PoolLayout) -> None:
         """Build the attention backend, allocate everything, compute what the first request would
         else pay for (plugins/executor/warm_up.py), and capture graphs. Raises ConfigError for a
-        misfit."""
-        model = self.model
-        backend = self._build_attention(
-            AttentionQuery(
-                num_q_heads=model.num_q_heads,
-                num_kv_heads=model.num_kv_heads,
-                head_dim=model.head_dim,
-                dtype=_name(model.dtype if self._dtype == FLOAT8 else self._dtype),
-                kv_dtype=_name(self._dtype),
-                page_size=layout.page_size,
-                device=str(self.device),
-                k_scale=self._scales[0],
-                v_scale=self._scales[1],
-            )
-        )
-        shape = (model.num_layers, model.num_kv_heads, model.head_dim)
-        pool = KVPool(layout, *shape, self._dtype, self.device, *self._scales)
-        self._state = DeviceState(
-            pool=pool,
-            rows=SamplingRows(layout.num_rows + 1, self.vocab_size),
-            penalties=PenaltyCounts(layout.num_rows, self.vocab_size, self.device),
-            forward=Forward(model, pool, backend, self._paging, self._side),
-        )
-        chunks = warm_up_chunks(layout, self.max_model_len) if self.device.type == "cuda" else []
-        for first, count in [(0, 1), *chunks]:
-            self.launch(warm_up_launch(first, count))
-            self.collect()
-        self._make_graphs(self._state, layout)
+        misfit, and for memory that runs out."""
+        rule = "lower engine.pool_tokens, or let auto measure it"
+        with explained(f"the KV pool of {layout.num_pages * layout.page_size:,} slots", rule):
+            state = self._state = self._allocate(layout)
+            state.penalties = PenaltyCounts(len(SAMPLED), self.vocab_size, self.device)
+            compiles = self.device.type == "cuda"
+            if state.padding is not None:
+                state.padding.meet(self.model, layout.num_rows)
+            self._run(warm_up_launches(layout, self.max_model_len, compiles))
+            state.penalties = PenaltyCounts(layout.num_rows, self.vocab_size, self.device)
+        rule = "lower engine.pool_tokens or engine.memory_share, or set executor.graphs=off"
+        with explained("CUDA graphs", rule):
+            self._make_graphs(state, layout)
+        self.watch = CompileWatch() if compiles else None
+
+    def launch(self, launch: Launch) -> None:
+        """Start a launch. Raises LaunchError if memory runs out or arguments are refused, and
+        InvariantError before `prepare` and for a third launch in flight."""
+        try:
+            return self._start(launch)
+        except Exception as error:
+            if not fails_alone(error):
+                raise
+            failed = launch_error(error, launch, self.device)
+        raise failed  # out here, where no traceback keeps the launch's tensors
 
     @torch.inference_mode()
-    def launch(self, launch: Launch) -> None:
-        """Start a launch. Raises InvariantError before `prepare` and for a third one in flight."""
+    def _start(self, launch: Launch) -> None:
         state = self._prepared()
         if len(self._in_flight) >= MAX_IN_FLIGHT:
             raise InvariantError(f"at most {MAX_IN_FLIGHT} launches in flight, got one more")
@@ -141,11 +151,12 @@ class TorchExecutor:
         penalised = [setup for setup in launch.setups if state.rows.penalised[setup.row]]
         if penalised:
             state.penalties.reset(penalised)
-        graphs = state.graphs
-        if graphs is not None and graphs.takes(launch, state.rows):
+        shares_prefix = state.shares_prefix(launch)
+        graphs = state.graphs_for(launch, shares_prefix)
+        if graphs is not None:
             self._replay(graphs, launch, state)
         else:
-            self._compute(launch, state)
+            self._compute(launch, state, shares_prefix)
 
     def collect(self) -> LaunchResult:
         """Wait for the oldest launch. Raises InvariantError if there is none."""
@@ -155,13 +166,14 @@ class TorchExecutor:
 
     def describe(self) -> dict[str, Any]:
         """Device, types, versions, threads, pool and attention backend, for the manifest."""
-        facts = {
+        facts: dict[str, Any] = {
             "executor": "torch",
             "model": self.model.name,
+            "shape": model_shape(self.model),
             "device": str(self.device),
-            "device_name": _device_name(self.device),
-            "model_dtype": _name(self.model.dtype),
-            "kv_dtype": _name(self._dtype),
+            "device_name": device_name(self.device),
+            "model_dtype": dtype_name(self.model.dtype),
+            "kv_dtype": dtype_name(self._dtype),
             "torch": torch.__version__,
             "num_threads": torch.get_num_threads(),
             "sampling": "torch" if self._sampling is None else self._sampling.describe(),
@@ -169,15 +181,46 @@ class TorchExecutor:
         if self._state is not None:
             state = self._state
             facts["kv_pool_bytes"] = state.pool.kv.nbytes
+            facts["kv_pool_auto"] = self._pool_size and self._pool_size.describe()
             facts["attention"] = state.forward.backend.describe()
-            sizes = [] if state.graphs is None else state.graphs.sizes
-            facts["graphs"] = {"sizes": sizes, "why_not": state.why_not}
+            names = {False: "sizes", True: "sizes_shared"}
+            sizes = {names[shares]: graphs.sizes for shares, graphs in state.graphs.items()}
+            facts["graphs"] = {"sizes": [], "why_not": state.why_not} | sizes
         return facts
 
     def close(self) -> None:
         """Forget what is in flight and release the pool."""
+        if self.watch is not None:
+            self.watch.close()
         self._in_flight.clear()
         self._state = None
+
+    def _allocate(self, layout: PoolLayout) -> DeviceState:
+        model, kv = self.model, (self._dtype, self._scales)
+        if self._backend is None:  # once: it knows the size of a page, not that of the pool
+            self._backend = self._build_attention(attention_query(model, layout.page_size, *kv))
+        return allocate(layout, model, self._backend, self._paging, *kv, self._side)
+
+    def _run(self, launches: Iterable[Launch]) -> None:
+        for launch in launches:
+            self._start(launch)
+            self.collect()
+
+    def _measured(self, layout: PoolLayout) -> pool_size.Budget:
+        seqs, rows = self._engine.max_num_seqs, min(self._max_rows, layout.num_rows)
+        rule = "lower engine.max_num_batched_tokens or engine.max_num_seqs"
+        with explained("engine.pool_tokens=auto: the largest launches", rule):
+            self._state = self._allocate(layout)
+            no_graphs = self._why_no_graphs(self._state.forward.backend)
+            budget = pool_size.cuda_budget(
+                self.device,
+                self._engine.memory_share,
+                self._run,
+                pool_size.largest_launches(layout, seqs, self.max_model_len),
+                0 if no_graphs else rows,
+            )
+        self._state = None
+        return budget
 
     def _prepared(self) -> DeviceState:
         if self._state is None:
@@ -192,15 +235,16 @@ class TorchExecutor:
         require(possible, "executor.graphs", f"auto or off where {state.why_not}", "on")
         if state.why_not or kernels is None:
             return
-        graphs = DecodeGraphs(
-            lambda inputs: state.forward.decode(inputs, kernels),
-            min(self._max_rows, layout.num_rows),
-            state.pool.pad_row,
-            self.device,
-            self._capture or CudaCapture(self.device),
-        )
-        graphs.capture(state.rows, self._progress)
-        state.graphs = graphs
+        capture = self._capture or CudaCapture(self.device)
+        largest = min(self._max_rows, layout.num_rows)
+        kinds = {False: 1}
+        if state.sharing is not None and largest >= SHARED_ROWS:
+            kinds[True] = SHARED_ROWS
+        for shares, smallest in kinds.items():
+            step = partial(state.forward.decode, kernels=kernels, shares_prefix=shares)
+            place = largest, state.pool.pad_row, self.device, capture
+            graphs = state.graphs[shares] = DecodeGraphs(step, *place, smallest)
+            graphs.capture(state.rows, self._progress)
 
     def _why_no_graphs(self, backend: AttentionBackend) -> str:
         if self._graphs == "off":
@@ -213,10 +257,10 @@ class TorchExecutor:
         if updated:
             self._update_table(upload(table_arrays(launch), self.device), state)
         tokens, size = graphs.run(launch, state.rows, updated)
-        self._send(launch, tokens, size)
+        self._send(launch, tokens, graph_rows=size)
 
-    def _compute(self, launch: Launch, state: DeviceState) -> None:
-        packed = pack(launch, state.rows)
+    def _compute(self, launch: Launch, state: DeviceState, shares_prefix: bool) -> None:
+        packed = pack(launch, state.rows, state.padding, state.pool.pad_row)
         sampled = _sampled(launch, state.rows)
         samples = plan_samples(state.rows, *sampled, for_kernels=self._sampling is not None)
         inputs = upload(packed.arrays | samples.arrays, self.device)
@@ -225,7 +269,8 @@ class TorchExecutor:
         if launch.feedback.any():
             token_ids[inputs["feedback_at"]] = last_tokens[inputs["feedback_rows"]]
         lens = packed.context_lens, packed.query_lens
-        logits = state.forward.logits(token_ids, inputs, *lens, launch.num_decode_rows)
+        rest = launch.num_decode_rows, shares_prefix
+        logits = state.forward.logits(token_ids, inputs, *lens, *rest)
         self._finish(launch, packed, samples, inputs, logits)
 
     def _update_table(self, inputs: dict[str, Tensor], state: DeviceState) -> None:
@@ -246,41 +291,14 @@ class TorchExecutor:
         state.forward.keep(inputs["sampled_rows"], drawn.tokens)
         entries = None
         if scores is not None:
-            rest = logits[samples.num_rows :]
+            rest = logits[samples.num_rows : packed.num_logits]
             entries = score(rest, inputs["score_targets"], max(scores.num_top), kernels)
-        self._send(launch, drawn.tokens, 0, samples, drawn.logprobs, scores, entries)
+        asked = {"samples": samples, "scores": scores, "score_entries": entries}
+        self._send(launch, drawn.tokens, logprobs=drawn.logprobs, **asked)
 
-    def _send(
-        self,
-        launch: Launch,
-        tokens: Tensor,
-        graph_rows: int,
-        samples: SamplePlan | None = None,
-        logprobs: Entries | None = None,
-        scores: PromptScores | None = None,
-        score_entries: Entries | None = None,
-    ) -> None:
-        """Results on their way to the host: see InFlight."""
-        on_host = download(tokens)
-        event = None
-        if self.device.type == "cuda":
-            event = torch.Event(self.device)
-            event.record()
-        self._in_flight.append(
-            InFlight(
-                launch_id=launch.launch_id,
-                tokens=on_host,
-                sampled=np.flatnonzero(launch.samples),
-                fault=self._fault,
-                samples=samples,
-                logprobs=logprobs,
-                scores=scores,
-                score_entries=score_entries,
-                event=event,
-                finished_s=self._clock.now() if event is None else None,
-                graph_rows=graph_rows,
-            )
-        )
+    def _send(self, launch: Launch, tokens: Tensor, **rest: Any) -> None:
+        """Results on their way to the host. rest: fields of InFlight."""
+        self._in_flight.append(send(launch, tokens, self._clock, fault=self._fault, **rest))
 
 
 def _sampled(launch: Launch, rows: SamplingRows) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
@@ -288,13 +306,3 @@ def _sampled(launch: Launch, rows: SamplingRows) -> tuple[NDArray[np.int64], NDA
     row_ids = launch.row_ids[launch.samples].astype(np.int64)
     ends = (launch.first_positions + launch.num_tokens)[launch.samples]
     return row_ids, ends - rows.prompt_len[row_ids]
-
-
-def _name(dtype: torch.dtype) -> str:
-    return str(dtype).removeprefix("torch.")
-
-
-def _device_name(device: torch.device) -> str:
-    if device.type == "cuda":
-        return torch.cuda.get_device_name(device)
-    return platform.processor() or platform.machine()

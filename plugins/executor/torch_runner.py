@@ -1,5 +1,6 @@
 """The plugin of the torch executor (torch_executor.py)."""
 
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -8,6 +9,7 @@ from core.config import require
 from core.hookspecs import hookimpl
 from core.protocols import Model
 from core.queries import ExecutorQuery
+from plugins.executor.deterministic import check_model, checked
 from plugins.executor.pool import FLOAT8
 from plugins.executor.torch_executor import TorchExecutor
 
@@ -55,10 +57,14 @@ class TorchRunner:
 
     @hookimpl
     def build_executor(self, query: ExecutorQuery) -> "TorchExecutor":
-        """The executor, with the model loaded; the pool waits for `prepare`."""
+        """The executor, with the model loaded; the pool waits for `prepare`. Raises ConfigError for
+        what cannot be deterministic where engine.deterministic is set."""
         if self._num_threads is not None:
             torch.set_num_threads(self._num_threads)
         model: Model = query.model()
+        if query.engine.deterministic:
+            check_model(model, self._sampling)
+            query = replace(query, attention=checked(query.attention))
         dtype = model.dtype if self._dtype == "auto" else DTYPES[self._dtype]
         kernels = self._paging, self._sampling
         return TorchExecutor(model, dtype, query, self._scales, *kernels, self._graphs)

@@ -1,5 +1,7 @@
 """Mode bench: serve a workload to its end, open loop, and measure it."""
 
+import logging
+import gc
 from collections import deque
 from collections.abc import Sequence
 from contextlib import nullcontext
@@ -21,6 +23,7 @@ from plugins.mode.summary import summarise, summary_of_hooks
 from plugins.mode.warm_up import warm_up
 
 LOCKS = ("fail", "wait", "off")
+logger = logging.getLogger(__name__)
 
 
 class Bench:
@@ -53,9 +56,13 @@ class Bench:
                 [outlet],
                 record_rows=session.records is Records.full,
             )
+            # What start-up left stays to the end: no collection needs to go through it.
+            gc.collect()
+            gc.freeze()
             try:
                 return self._serve(session, engine, outlet, timed and self.warmup)
             finally:
+                gc.unfreeze()
                 engine.close()
 
     def _serve(
@@ -79,9 +86,11 @@ class Bench:
         outlet.sinks = session.hooks.build_all(
             "build_sink", SinkQuery(session.run, str(session.folder))
         )
+        compiled = Compiled(engine)
         try:
             totals = self._replay(session, engine, requests)
             summary = self._summary(session, engine, requests, totals)
+            summary["compiled"] = compiled.summary()
             session.hooks.notify("on_run_end", summary)
         except BaseException as error:
             outlet.fail(error)
@@ -126,6 +135,28 @@ class Bench:
             "hooks": run.hooks,
             "plugins": summary_of_hooks(session.hooks),
         }
+
+
+class Compiled:
+    """Kernels compiled from now on, where the executor has a `watch` whose list `compiled` names
+    them (plugins/executor/compile_watch.py)."""
+
+    def __init__(self, engine: Engine) -> None:
+        watch = getattr(engine.executor, "watch", None)
+        self._all: list[Any] | None = None if watch is None else watch.compiled
+        self._before = len(self._all or ())
+
+    def summary(self) -> dict[str, Any] | None:
+        """How many, the seconds that took, and their names; logged if there are any. None: nobody
+        watched."""
+        if self._all is None:
+            return None
+        new = self._all[self._before :]
+        seconds, names = sum(one.seconds for one in new), [one.kernel for one in new]
+        if new:
+            text = "%d kernels were compiled while requests waited (%.1f s): %s"
+            logger.warning(text, len(new), seconds, ", ".join(sorted(set(names))))
+        return {"count": len(new), "seconds": seconds, "kernels": names}
 
 
 class Outlet:

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
+import torch
 import torch.nn.functional as F  # noqa: N812
 from torch import Tensor
 
@@ -42,7 +43,8 @@ class Decoder:
         ops: LayerOps | None = None,
     ) -> None:
         """weights are complete. facts.vocab_size cuts head rows that no token id uses; a window
-        that no sequence of facts.max_model_len tokens can exceed is dropped. ops: None = torch."""
+        that no sequence of facts.max_model_len tokens can exceed is dropped. ops: None = torch;
+        where these are batch_invariant, a token's logits are."""
         self.spec = spec
         self.weights = weights
         self.facts = facts
@@ -59,6 +61,7 @@ class Decoder:
         self._head = weights.head[: facts.vocab_size]
         self._rotary = Rotary(spec.rope, self.dtype, self.device)
         self._ops: LayerOps = ops or TorchOps()
+        self.batch_invariant = self._ops.batch_invariant
         self._scale = spec.head_dim**-0.5
         self._layers = [
             _Layer(index, layer, spec.rope_layers[index], _binding(spec.windows[index], facts))
@@ -73,7 +76,7 @@ class Decoder:
     def forward(
         self, token_ids: Tensor, positions: Tensor, attend: Attend, logits_rows: Tensor
     ) -> Tensor:
-        """token_ids, positions int64 [N]; logits_rows int64 [k]. Returns logits float32 [k, V].
+        """token_ids, positions int64 [N]; logits_rows int64 [k]. Returns logits [k, V].
 
         attend is called once a layer, in order, with q [N, Hq, D] and k, v [N, Hkv, D]: views with
         a contiguous last dimension, whose rows may be strided. A block's output is added to the
@@ -81,7 +84,7 @@ class Decoder:
         """
         norm, eps = self._ops.add_norm, self.spec.norm_eps
         hidden = F.embedding(token_ids, self.weights.embedding)
-        rotation = self._rotary(positions)
+        rotation = self._rotation(positions)
         delta: Tensor | None = None
         for layer in self._layers:
             weights = layer.weights
@@ -91,14 +94,33 @@ class Decoder:
             delta = self._mlp(weights, normed)
         delta = None if delta is None else delta[logits_rows]
         normed, _ = norm(hidden[logits_rows], delta, self.weights.final_norm, eps)
-        return F.linear(normed, self._head).float()
+        return self._ops.linear(normed, self._head, None)
+
+    def multiply_once(self, token_counts: list[int], row_counts: list[int]) -> None:
+        """Every matrix product of the layers for these numbers of tokens, and the head's for these
+        numbers of rows."""
+        layers = self.weights.layers
+        shaped = {weight.shape: weight for layer in layers for weight in layer.matrices}
+        for weights, counts in ((shaped.values(), token_counts), ((self._head,), row_counts)):
+            for weight in weights:
+                x = weight.new_zeros(max(counts), weight.shape[1])
+                for count in counts:
+                    self._ops.linear(x[:count], weight, None)
+
+    def _rotation(self, positions: Tensor) -> tuple[Tensor, Tensor]:
+        if not (self.batch_invariant and self.device.type == "cpu"):
+            return self._rotary(positions)
+        # torch's vectors and the scalars left over at their end differ in a function's last bit.
+        rows = [self._rotary(position) for position in torch.split(positions, 1)]
+        cos, sin = (torch.cat(tables) for tables in zip(*rows, strict=True))
+        return cos, sin
 
     def _attention(
         self, layer: _Layer, normed: Tensor, rotation: tuple[Tensor, Tensor], attend: Attend
     ) -> Tensor:
         weights = layer.weights
         num_tokens = normed.shape[0]
-        qkv = F.linear(normed, weights.qkv, weights.qkv_bias)
+        qkv = self._ops.linear(normed, weights.qkv, weights.qkv_bias)
         q, k, v = self._ops.rotate_store(
             qkv.view(num_tokens, -1, self.head_dim),
             rotation if layer.rope else None,
@@ -109,13 +131,12 @@ class Decoder:
             layer.index,
         )
         out = attend(layer.index, q, k, v, self._scale, layer.window)
-        return F.linear(out.reshape(num_tokens, -1), weights.o, weights.o_bias)
+        return self._ops.linear(out.reshape(num_tokens, -1), weights.o, weights.o_bias)
 
     def _mlp(self, weights: LayerWeights, normed: Tensor) -> Tensor:
-        gate_up = F.linear(normed, weights.gate_up, weights.gate_up_bias)
-        return F.linear(
-            self._ops.gate(gate_up, self.spec.activation), weights.down, weights.down_bias
-        )
+        gate_up = self._ops.linear(normed, weights.gate_up, weights.gate_up_bias)
+        gated = self._ops.gate(gate_up, self.spec.activation)
+        return self._ops.linear(gated, weights.down, weights.down_bias)
 
 
 def _binding(window: int | None, facts: ModelFacts) -> int | None:

@@ -105,7 +105,7 @@ class TransformersModel:
         finally:
             self._binding.attend = None
         logits: Tensor = out.logits[0, :, : self.vocab_size]
-        return (logits if self._keeps_rows else logits[logits_rows]).float()
+        return logits if self._keeps_rows else logits[logits_rows]
 
     @torch.inference_mode()
     def _prove(self) -> list[_Call]:

@@ -1,8 +1,8 @@
-"""What a decoder layer computes beside its matrix products and attention, as a part that config
-chooses: plain torch here, fused kernels elsewhere."""
+"""What a decoder layer computes beside attention, as a part that config chooses: plain torch here,
+fused kernels elsewhere."""
 
 from collections.abc import Callable
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
 import torch.nn.functional as F  # noqa: N812
@@ -23,7 +23,10 @@ _ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
 
 class LayerOps(Protocol):
     """N packed tokens, H hidden, D head_dim, I intermediate. Rounds where transformers does, or
-    less often."""
+    less often. batch_invariant: a token's results have the same bits whatever tokens stand beside
+    it."""
+
+    batch_invariant: bool
 
     def check(self, device: torch.device, dtype: torch.dtype, head_dim: int) -> None:
         """Raise ValueError, saying why, for a model it cannot serve."""
@@ -32,6 +35,9 @@ class LayerOps(Protocol):
         self, x: Tensor, delta: Tensor | None, weight: Tensor, eps: float
     ) -> tuple[Tensor, Tensor]:
         """RMSNorm(x + delta) * weight and x + delta, of x, delta [N, H]; delta None = 0."""
+
+    def linear(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+        """x @ weight^T + bias, of x [N, in], weight [out, in], bias [out]."""
 
     def rotate_store(
         self,
@@ -53,17 +59,28 @@ class LayerOps(Protocol):
 
 
 class TorchOps:
-    """A LayerOps of torch operations, on any device."""
+    """A LayerOps of torch operations, on any device. invariant: token by token where the number of
+    tokens could change the order of sums or the last bit of a function; slow, for a CPU alone."""
+
+    def __init__(self, invariant: bool = False) -> None:
+        self.batch_invariant = invariant
 
     def check(self, device: torch.device, dtype: torch.dtype, head_dim: int) -> None:
-        """It serves every model."""
+        """It serves every model; invariant, on a CPU."""
+        if self.batch_invariant and device.type != "cpu":
+            rule = "ops must be fused for engine.deterministic on a GPU"
+            raise ValueError(f"{rule}, got torch's on {device}")
 
     def add_norm(
         self, x: Tensor, delta: Tensor | None, weight: Tensor, eps: float
     ) -> tuple[Tensor, Tensor]:
         """See LayerOps."""
         total = x if delta is None else x + delta
-        return _norm(total, weight, eps), total
+        return self._each(_norm, total, weight, eps), total
+
+    def linear(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+        """See LayerOps."""
+        return self._each(F.linear, x, weight, bias)
 
     def rotate_store(
         self,
@@ -79,7 +96,7 @@ class TorchOps:
         num_qk_heads = (qkv.shape[1] + num_q_heads) // 2
         qk, v = qkv[:, :num_qk_heads], qkv[:, num_qk_heads:]
         if qk_norm is not None:
-            qk = _norm(qk, qk_norm, eps)
+            qk = self._each(_norm, qk, qk_norm, eps)
         if rotation is not None:
             qk = rotate(qk, *rotation)
         q, k = qk[:, :num_q_heads], qk[:, num_q_heads:]
@@ -89,7 +106,14 @@ class TorchOps:
     def gate(self, gate_up: Tensor, activation: str) -> Tensor:
         """See LayerOps."""
         gate, up = gate_up.chunk(2, -1)
-        return _ACTIVATIONS[activation](gate) * up
+        return self._each(_ACTIVATIONS[activation], gate) * up
+
+    def _each(self, function: Callable[..., Tensor], x: Tensor, *rest: Any) -> Tensor:
+        """function(x, *rest), in one call or, invariant, token by token."""
+        if not self.batch_invariant or len(x) == 0:
+            return function(x, *rest)
+        # A copy, since a library may follow the alignment of its input too.
+        return torch.cat([function(row.clone(), *rest) for row in torch.split(x, 1)])
 
 
 def _norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:

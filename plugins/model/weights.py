@@ -37,6 +37,11 @@ class LayerWeights:
     gate_up_bias: Tensor | None
     down_bias: Tensor | None
 
+    @property
+    def matrices(self) -> tuple[Tensor, ...]:
+        """Those of the layer's products."""
+        return self.qkv, self.o, self.gate_up, self.down
+
 
 @dataclass(slots=True)
 class Weights:

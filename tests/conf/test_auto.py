@@ -8,7 +8,7 @@ from conf.auto import choose_by_device
 
 AUTO = {
     "device": "auto",
-    "attention": {"by_device": {"cuda": "split_kv", "cpu": "torch_reference"}},
+    "attention": {"by_device": {"cuda": "cascade", "cpu": "torch_reference"}},
     "ops": {"by_device": {"cuda": "fused", "cpu": "torch"}},
 }
 
@@ -26,7 +26,26 @@ def test_device_decides_between_the_files(monkeypatch, device, kernel, ops):
     assert chosen.attention.decode.path == kernel
     assert chosen.ops.layers._target_ == ops
     assert "by_device" not in chosen.attention
-    assert AUTO["attention"] == {"by_device": {"cuda": "split_kv", "cpu": "torch_reference"}}
+    assert AUTO["attention"] == {"by_device": {"cuda": "cascade", "cpu": "torch_reference"}}
+
+
+@pytest.mark.parametrize(
+    ("device", "kernel"),
+    [("cpu", "kernels.torch_invariant.decode"), ("cuda", "kernels.invariant.decode")],
+)
+def test_deterministic_engine_has_choices_of_its_own(monkeypatch, device, kernel):
+    monkeypatch.setattr(conf.auto, "resolve_device", lambda wanted: device)
+    exact = {"cuda": "invariant", "cpu": "torch_invariant"}
+    attention = AUTO["attention"] | {"by_device_deterministic": exact}
+    config = AUTO | {"attention": attention, "engine": {"deterministic": True}}
+    chosen = choose_by_device(OmegaConf.create(config))
+    assert chosen.attention.decode.path == kernel
+    assert "by_device_deterministic" not in chosen.attention
+    assert chosen.ops.layers.invariant
+    config["engine"]["deterministic"] = False
+    chosen = choose_by_device(OmegaConf.create(config))
+    assert chosen.attention.decode.path != kernel
+    assert not chosen.ops.layers.invariant
 
 
 def test_kernel_named_over_auto_stands(monkeypatch):

@@ -34,6 +34,8 @@ MISTAKES = [
     (["polcy=fcfs"], ["polcy is no key", "did you mean policy?"]),
     (["seed=abc"], ["seed must be an integer", "'abc'"]),
     (["seed=null"], ["seed must not be null"]),
+    (["engine.pool_tokens=1.5"], ["engine.pool_tokens must be an integer or text", "'1.5'"]),
+    (["engine.pool_tokens=all"], ["engine.pool_tokens must be >= 1 or auto, got 'all'"]),
     (["engine.strict=perhaps"], ["engine.strict must be true or false", "'perhaps'"]),
     (["records=ful"], ["records must be one of full, requests, summary", "'ful'"]),
     (["device=gpu"], ["device must be auto, cpu, cuda or cuda:N", "'gpu'"]),

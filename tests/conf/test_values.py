@@ -25,11 +25,13 @@ def test_float_argument_is_a_number_however_it_is_written(value):
 
 
 def test_command_line_numbers_are_numbers(probe, tmp_path):
-    arguments = ["plugins.mine.weight=.5", "engine.max_num_seqs=1_000", 'engine.pool_tokens="64"']
+    arguments = ["plugins.mine.weight=.5", "engine.max_num_seqs=1_000", "engine.pool_tokens=6_4"]
+    arguments.append('engine.max_num_batched_tokens="64"')
     assert probe("+policy=mine", *arguments).code == 0
     config = resolved(tmp_path)
     assert config["engine"]["max_num_seqs"] == 1000
     assert config["engine"]["pool_tokens"] == 64
+    assert config["engine"]["max_num_batched_tokens"] == 64
     assert config["plugins"]["mine"]["weight"] == 0.5
 
 

@@ -36,12 +36,15 @@ def test_real_clock_waits_and_restarts():
         ("max_num_batched_tokens", 1, 0, ">= 1"),
         ("max_model_len", 2, 1, ">= 2 or null"),
         ("max_model_len", None, -1, ">= 2 or null"),
-        ("pool_tokens", 1, 0, ">= 1"),
+        ("pool_tokens", 1, 0, ">= 1 or auto"),
+        ("pool_tokens", "auto", "many", ">= 1 or auto"),
+        ("memory_share", 1.0, 0.0, r"in \(0, 1\]"),
+        ("memory_share", 0.01, 1.01, r"in \(0, 1\]"),
     ],
 )
 def test_engine_config_range(field, good, bad, rule):
     assert getattr(EngineConfig(**{field: good}), field) == good
-    with pytest.raises(ConfigError, match=rf"^engine\.{field} must be {rule}, got {bad}$"):
+    with pytest.raises(ConfigError, match=rf"^engine\.{field} must be {rule}, got {bad!r}$"):
         EngineConfig(**{field: bad})
 
 

@@ -10,7 +10,7 @@ import triton
 from kernels import extend_hopper
 from kernels.declare import Rows
 from kernels.extend import extend, plan_extend
-from kernels.extend_dense import DEFAULT
+from kernels.extend_tma import DenseConfig
 from kernels.rotary_store import RotaryStoreConfig, StoreTarget, rotary_store
 from kernels.shared_prefix import HOPPER, SMALLER, SharedPrefix
 from kernels.split_kv import SplitKV
@@ -60,17 +60,18 @@ def prefill(head_dim=128, kv_dtype="bfloat16", page_size=16, group=4, tokens=204
     extend(q, k, v, table, lens, starts, head_dim**-0.5, plan=plan)
 
 
-def dense():
-    """(products, products that end a group, stack bytes) of dense prefill on sm_90, compiled here
-    (Gluon has a compiler entry of its own)."""
-    kernel = extend_hopper.compiled(90, "bf16", 128, DEFAULT)
+def dense(form):
+    """(products, products that end a group, registers, stack bytes) of dense prefill on sm_90,
+    compiled here (Gluon has a compiler entry of its own)."""
+    kernel = extend_hopper.compiled(90, "bf16", 128, DenseConfig(form))
     with NamedTemporaryFile(suffix=".cubin") as file:
         file.write(kernel.asm["cubin"])
         file.flush()
         sass, usage = (_dump(option, file.name) for option in ("-sass", "-res-usage"))
     products = re.findall(r"HGMMA[^;]*;", sass)
     ends = [one for one in products if "gsb0" in one]
-    return len(products), len(ends), int(re.search(r"STACK:(\d+)", usage)[1])
+    numbers = (int(re.search(rf"{name}:(\d+)", usage)[1]) for name in ("REG", "STACK"))
+    return len(products), len(ends), *numbers
 
 
 def _dump(option, file):

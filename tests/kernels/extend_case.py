@@ -34,10 +34,12 @@ def dense(q, k, v, scale, window=None, softcap=None):
 
 class Case:
     """Rows of (context, new tokens) in a NaN-poisoned pool, the inputs of a kernel and the answer.
-    A row of context 0 sees nothing; num_padding packed tokens follow the last row."""
+    A row of context 0 sees nothing; num_padding packed tokens follow the last row. growing: maxima
+    of some queries' scores grow by far along the keys, those of others hardly."""
 
     def __init__(self, rows, heads=(2, 1), head_dim=64, page_size=16, dtype=torch.float16,
-                 kv_dtype=None, num_padding=0, window=None, softcap=None, seed=0):  # fmt: skip
+                 kv_dtype=None, num_padding=0, window=None, softcap=None, seed=0,
+                 growing=False):  # fmt: skip
         random = torch.Generator().manual_seed(seed)
         kv_dtype = kv_dtype or dtype
         self.rows, self.heads, self.page_size = rows, heads, page_size
@@ -48,6 +50,8 @@ class Case:
         caches = [torch.full(shape, torch.nan).to(kv_dtype) for _ in range(2)]
         total = sum(new) + num_padding
         self.q = torch.randn(total, heads[0], head_dim, generator=random).to(dtype)
+        if growing:
+            self.q[torch.rand(total, heads[0], generator=random) < 0.3] *= 4
         self.kv_new = torch.full((2, total, heads[1], head_dim), torch.nan, dtype=dtype)
         self.expected = torch.zeros(total, heads[0], head_dim, dtype=torch.float64)
         self.lse = torch.full((total, heads[0]), -torch.inf, dtype=torch.float64)
@@ -59,6 +63,8 @@ class Case:
             at = torch.arange(context)
             slots = table[i, at // page_size].long() * page_size + at % page_size
             keys, values = (torch.randn(context, *shape[1:], generator=random) for _ in range(2))
+            if growing:
+                keys *= torch.linspace(0.1, 3.0, context)[:, None, None]
             keys, values = keys.to(kv_dtype), values.to(kv_dtype)
             part = slice(begin, begin + length)
             begin += length

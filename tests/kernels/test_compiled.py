@@ -122,16 +122,17 @@ def test_planner_spills_nothing(compiled):
     assert planner.stack_bytes == 0
 
 
-def test_dense_prefill_issues_its_products_together():
+@pytest.mark.parametrize("form", ["pipelined", "paired"])
+def test_dense_prefill_issues_its_products_together(form):
     # ptxas waits after each product where it finds too few registers, and says so in a remark only.
     environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
-    code = (
-        "import json; from tests.kernels.compiled_launches import dense; print(json.dumps(dense()))"
-    )
+    code = "import json; from tests.kernels.compiled_launches import dense;"
+    code += f"print(json.dumps(dense({form!r})))"
     done = subprocess.run(
         [sys.executable, "-c", code], cwd=ROOT, env=environment, capture_output=True, text=True
     )
     assert done.returncode == 0, done.stderr
-    products, groups, stack_bytes = json.loads(done.stdout)
+    products, groups, registers, stack_bytes = json.loads(done.stdout)
     assert 4 * groups <= products
+    assert registers * 128 * 2 <= 65536, "two programs to a multiprocessor"
     assert stack_bytes == 0

@@ -53,7 +53,9 @@ def test_dense_configurations_agree(config):
 GLUON = [
     DenseConfig("pipelined", 128, 128, 8, 2, min_tokens=32),
     DenseConfig("pipelined", 128, 64, 8, 4, kv_bytes=1, min_tokens=32),
-    DenseConfig("pipelined", 64, 64, 4, 3, min_tokens=32),
+    DenseConfig("pipelined", min_tokens=32),
+    DenseConfig("paired", min_tokens=32),
+    DenseConfig("paired", num_stages=2, kv_bytes=1, min_tokens=32),
 ]
 
 
@@ -70,6 +72,29 @@ def test_gluon_equals_dense_attention(config, dtype, head_dim):
     for _ in range(2):
         case.check(*extend(*case.inputs(), plan=plan, return_lse=True))
         case.check(extend(*case.inputs(), plan=plan))
+
+
+@pytest.mark.gpu
+@needs_dense
+@pytest.mark.parametrize("config", [SMALL, *GLUON], ids=str)
+@pytest.mark.parametrize(("dtype", "head_dim"), [(torch.bfloat16, 128), (torch.float16, 64)])
+def test_maxima_grow_along_the_keys_in_some_rows_alone(config, dtype, head_dim):
+    rows = [(1300, 700), (300, 300), (640, 33), (90, 90)]
+    case = Case(rows, (8, 2), head_dim=head_dim, dtype=dtype, growing=True)
+    plan = plan_extend(case.plan_rows(), config)
+    case.check(*extend(*case.inputs(), plan=plan, return_lse=True))
+
+
+@pytest.mark.gpu
+@needs_dense
+@pytest.mark.parametrize("heads", [(32, 8), (24, 8)], ids=str)
+def test_much_work_is_done_for_two_heads_at_once(heads, monkeypatch):
+    monkeypatch.setattr("kernels.extend_dense.PAIRED_ROUNDS", 0.5)
+    case = Case([(1300, 1300), (600, 600), (1700, 700)], heads, head_dim=128)
+    plan = plan_extend(case.plan_rows())
+    case.check(*extend(*case.inputs(), plan=plan, return_lse=True))
+    (config,) = plan.chosen.values()
+    assert config.form == ("paired" if heads == (32, 8) else "pipelined")
 
 
 @pytest.mark.gpu

@@ -6,7 +6,7 @@ import pytest
 import torch
 from triton import knobs
 
-from kernels.launch import Launcher, form_of
+from kernels.launch import Launcher, form_of, type_of
 
 
 class Compiled:
@@ -55,3 +55,5 @@ def test_form_does_not_grow_with_the_batch():
     assert form_of(one) != form_of(one.half())
     assert form_of(one.flatten()[4:]) == form_of(one.flatten())  # 16 bytes further
     assert form_of(one.flatten()[1:]) != form_of(one.flatten())
+    assert type_of(one.flatten()[1:]) == type_of(one.flatten())
+    assert type_of(one) != type_of(one.half())

@@ -156,6 +156,21 @@ def test_rows_are_independent_of_neighbours_and_strides():
         assert token.tolist() == [together[row]]
 
 
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("config", [SMALL, NARROW])
+def test_rounded_logits_draw_as_the_same_values_in_float32(dtype, config):
+    rounded = random_logits(len(MIXED), 530).to(dtype)
+    case = Case(rounded.float(), MIXED)
+    given = rounded.to(DEVICE)
+    tokens, thresholds = draw_and_thresholds(given, Parameters(**case.columns()), config)
+    wanted, least = draw_and_thresholds(
+        case.logits.to(DEVICE), Parameters(**case.columns()), config
+    )
+    assert torch.equal(tokens, wanted)
+    assert torch.equal(thresholds, least)
+    assert tokens.tolist() == case.sample()[0].tokens.tolist()
+
+
 def test_no_rows_draw_nothing():
     empty = Parameters(*(torch.empty(0, dtype=torch.int64, device=DEVICE) for _ in range(7)))
     assert draw(torch.empty(0, 64, device=DEVICE), empty).shape == (0,)
@@ -196,7 +211,7 @@ def test_settings_beyond_their_range_are_taken_to_its_end():
 @pytest.mark.parametrize(
     ("logits", "message"),
     [
-        (torch.zeros(2, 64, dtype=torch.bfloat16), "logits dtype must be float32"),
+        (torch.zeros(2, 64, dtype=torch.float64), "logits dtype must be one of torch.float32"),
         (torch.zeros(64, 2).T, "logits strides must be 1 along a row"),
     ],
 )

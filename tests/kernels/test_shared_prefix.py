@@ -224,7 +224,7 @@ def test_nested_prefixes_take_the_depth_that_saves_most():
 
 
 def test_many_rows_in_any_order(monkeypatch):
-    monkeypatch.setattr("kernels.prefix_groups.BLOCK_ROWS", 16)
+    monkeypatch.setattr("kernels.split_plan.BLOCKS_OF_ROWS", (16,))
     generator = torch.Generator().manual_seed(0)
     owner = torch.randint(0, 4, (18,), generator=generator).tolist()
     rows = [

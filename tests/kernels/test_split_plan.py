@@ -82,7 +82,7 @@ def test_prefixes_are_left_out_and_their_parts_counted():
 
 
 def test_more_rows_than_a_block_keep_their_order(monkeypatch):
-    monkeypatch.setattr(split_plan, "BLOCK_ROWS", 16)
+    monkeypatch.setattr(split_plan, "BLOCKS_OF_ROWS", (16,))
     lens = [(7 * i) % 130 for i in range(40)]
     check(balanced(contexts(lens), SHAPE), lens)
 

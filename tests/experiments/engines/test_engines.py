@@ -172,6 +172,47 @@ def test_report_takes_medians_and_the_ratio_to_the_peer():
     )
 
 
+def test_timeline_profiles_ours_and_keeps_its_walls_out_of_the_comparison(tmp_path, monkeypatch):
+    """A stand-in for the sink, which needs a GPU; all settings of --timeline reach it."""
+    out = tmp_path / "out.jsonl"
+    options = f"--model tiny_llama --scale 0.008 --workloads prefill --timeline --out {out}"
+    overrides = "device=cpu model.config.vocab_size=10001 +mode.warmup_requests=2 mode.lock=off"
+    overrides += " model.config.max_position_embeddings=8192 engine.pool_tokens=16384"
+    overrides += " sinks.kernels._target_=tests.experiments.engines.stand_in.Kernels"
+    monkeypatch.setattr(
+        sys, "argv", ["run", *options.split(), "--folder", str(tmp_path), *overrides.split()]
+    )
+    assert run.main() == 0
+    (line,) = map(json.loads, out.read_text().splitlines())
+    assert line["timeline"]["schedule"] == {"after": 2, "steps": 8, "windows": 40, "every": 32}
+    assert line["timeline"]["listed_rows"]
+    made = report.tables([line])
+    assert set(made) == {"timeline_tiny_llama"}
+    assert (
+        "| prefill | 9.00 profiled | 0.00 | 6.00 | 3.00 | 0.0% | 66.7% | 33.3% |"
+        in made.popitem()[1]
+    )
+    assert not (tmp_path / "tritium" / "prefill-0" / "steps.jsonl").exists()
+
+
+def test_report_splits_the_time_of_runs_without_a_profiler():
+    common = {"kind": "engine", "model": "m", "engine": "tritium", "floor_s": 4.0, "of_floor": 0.4}
+    common |= {"floor_once_s": 2.0, "output_tok_s": 10.0, "total_tok_s": 20.0}
+    walls = [("nano", 5.0), ("nano", 6.0), ("nano", 4.0), ("prefix", 3.0)]
+    lines = [{**common, "workload": name, "wall_s": wall} for name, wall in walls]
+    found = {"measured_s": 8.0, "busy_s": 3.5, "not_sampled": {}}
+    missing = {"measured_s": 8.0, "busy_s": None, "not_sampled": {"decode-only": 15}}
+    for name, one in (("nano", found), ("decode", missing)):
+        lines.append({**common, "workload": name, "wall_s": 9.0, "timeline": one})
+    made = report.tables(lines)
+    assert made["timeline_m"].splitlines()[2:] == [
+        "| nano | 5.00 | 2.00 | 1.50 | 1.50 | 40.0% | 30.0% | 30.0% |",
+        "| decode | 8.00 profiled | 2.00 | not sampled: 15 steps decode-only | - | - | - | - |",
+    ]
+    assert "| nano | 5.00 |" in made["m"]
+    assert "| decode |" not in made["m"]
+
+
 def test_engine_that_hangs_is_stopped_at_the_limit(tmp_path):
     script = "import os, time; open('pid', 'w').write(str(os.getpid())); time.sleep(60)"
     assert not run._run([sys.executable, "-c", script], {}, tmp_path, 1.5)

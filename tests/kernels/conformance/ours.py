@@ -12,4 +12,8 @@ KERNELS = (
     "kernels.shared_prefix:SharedPrefix(min_prefix_tokens=16, min_saved_bytes=0)",
     "kernels.extend:extend",
     "kernels.extend_dense:extend",
+    "kernels.invariant:InvariantDecode(split_tokens=64)",
+    "kernels.invariant:InvariantExtend(split_tokens=64)",
+    "kernels.torch_invariant:decode",
+    "kernels.torch_invariant:extend",
 )

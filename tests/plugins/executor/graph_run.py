@@ -89,12 +89,14 @@ def make(
     paging=None,
     graphs="on",
     sampling=TorchDraw,
+    engine=None,
+    shared=None,
 ):
     """An executor with sampling kernels; capture None: real CUDA graphs where there are any."""
-    backend = PagedAttention(decode, extend)
+    backend = PagedAttention(decode, extend, shared=shared)
     base = executor_query(model)
     query = ExecutorQuery(
-        engine=EngineConfig(), seed=0, clock=base.clock, model=base.model,
+        engine=engine or EngineConfig(), seed=0, clock=base.clock, model=base.model,
         attention=backend.build_attention,
     )  # fmt: skip
     kernels = paging, sampling()
@@ -141,8 +143,8 @@ def start(core, row, index, random):
 def poison(core):
     """Junk in whatever the next launch must not read or has to write itself."""
     state = core.executor._state
-    if state.graphs is not None:
-        state.graphs._device.fill_(JUNK)
+    for graphs in state.graphs.values():
+        graphs._device.fill_(JUNK)
     state.pool.last_tokens[state.pool.pad_row] = JUNK
     held = {page for pages in core.pages.values() for page in pages}
     free = [page for page in range(core.layout.num_pages) if page not in held]

@@ -68,7 +68,7 @@ def test_tokens_equal_those_without_graphs(page_size, overlap):
     assert graphs.served == eager.served
     sizes = sizes_run(graphs)
     assert {1, 4, 8, 12} <= set(sizes)
-    captured = graphs.executor._state.graphs._captured
+    captured = graphs.executor._state.graphs[False]._captured
     assert sum(one.graph.replays for one in captured) == sum(size > 0 for size in sizes)
     assert set(sizes_run(eager)) == {0}
 

@@ -7,10 +7,8 @@ import pytest
 import torch
 
 from core.errors import ConfigError, InvariantError
-from core.launch import PoolLayout
 from core.request import SamplingParams
 from plugins.executor.torch_runner import TorchRunner
-from plugins.executor.warm_up import warm_up_chunks, warm_up_launch
 from tests.plugins.executor.launch_driver import GREEDY, Driver
 from tests.plugins.executor.toy_model import ToyModel, executor_query
 
@@ -191,31 +189,3 @@ def test_describe_names_device_and_kernels():
     assert facts["device"] == "cpu"
     assert facts["attention"]["decode"]["kernel"] == "kernels.torch_reference.paged_decode"
     assert facts["kv_pool_bytes"] == 2 * 2 * 65 * 16 * 2 * 8 * 4
-
-
-def test_chunks_computed_before_the_first_request_touch_the_reserved_page_alone(monkeypatch):
-    asked = []
-
-    def chunks(layout, max_model_len):
-        asked.extend(warm_up_chunks(layout, max_model_len))
-        return asked
-
-    # The executor asks for chunks on a CUDA device alone.
-    plain = TorchRunner().build_executor(executor_query(ToyModel()))
-    monkeypatch.setattr("plugins.executor.torch_executor.warm_up_chunks", chunks)
-    core = Driver(plain)
-    assert asked == []
-    for first, count in warm_up_chunks(core.layout, 1024):
-        plain.launch(warm_up_launch(first, count))
-        assert len(plain.collect().tokens) == 0
-    kv = plain._state.forward.pool.kv
-    assert kv[:, :, 0].any()
-    assert not kv[:, :, 1:].any()
-
-
-def test_chunks_before_the_first_request_fit_the_limits():
-    layout = PoolLayout(65, 16, 8, 64, 2048)
-    assert warm_up_chunks(layout, 4096) == [(0, 32), (0, 512), (512, 512)]
-    assert warm_up_chunks(layout, 600) == [(0, 32), (0, 512)]
-    assert warm_up_chunks(replace(layout, max_num_batched_tokens=256), 4096) == [(0, 32)]
-    assert warm_up_chunks(replace(layout, max_pages=1), 4096) == []

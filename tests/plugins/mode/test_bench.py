@@ -2,6 +2,7 @@
 
 import json
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -115,6 +116,39 @@ def test_warm_up_runs_on_the_device_and_is_in_no_record(tmp_path: Path, warmup: 
         f"synthetic-{i}" for i in range(12)
     }
     assert summary["requests"]["accepted"] == 12
+
+
+class Compiles(Fake):
+    """As an executor whose kernels are compiled one a launch."""
+
+    @hookimpl
+    def build_executor(self, query: Any) -> Any:
+        executor = super().build_executor(query=query)
+        compiled: list[Any] = []
+        executor.watch = SimpleNamespace(compiled=compiled)
+        launch = executor.launch
+
+        def compiles(one: Any) -> None:
+            compiled.append(SimpleNamespace(kernel=f"kernel {one.launch_id}", seconds=0.5))
+            launch(one)
+
+        executor.launch = compiles
+        return executor
+
+
+def test_summary_names_kernels_compiled_while_requests_waited(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    executor = Compiles(vocab_size=VOCAB, max_model_len=512, step_s=0, token_s=0)
+    given = Given([Request("one", np.arange(5, dtype=np.int32), SamplingParams(max_tokens=1))])
+    session = make_session(tmp_path, given, RealClock(), executor=executor)
+    summary = Bench(lock="off").run(session)
+    assert summary["compiled"] == {"count": 1, "seconds": 0.5, "kernels": ["kernel 0"]}
+    assert "1 kernels were compiled while requests waited (0.5 s): kernel 0" in caplog.text
+
+
+def test_summary_says_nothing_of_kernels_where_nobody_watched(tmp_path: Path) -> None:
+    assert Bench().run(make_session(tmp_path, pressing()))["compiled"] is None
 
 
 def test_warm_up_changes_no_decision(tmp_path: Path) -> None:

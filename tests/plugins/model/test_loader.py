@@ -162,11 +162,11 @@ def test_weights_are_converted_to_the_wanted_dtype(tmp_path: Path) -> None:
     model = load(tmp_path, dtype="bfloat16")
     assert model.dtype == torch.bfloat16
     logits = prompt_logits(model, PROMPT)
-    assert logits.dtype == torch.float32
+    assert logits.dtype == torch.bfloat16
     with torch.inference_mode():
         reference = reference_model(tmp_path).bfloat16()(torch.tensor([PROMPT])).logits[0]
     # bfloat16 keeps 8 bits: logits of size 3 through two layers differ by a few 1e-2.
-    torch.testing.assert_close(logits, reference.float(), atol=0.15, rtol=0.05)
+    torch.testing.assert_close(logits, reference, atol=0.15, rtol=0.05)
 
 
 @pytest.mark.parametrize(

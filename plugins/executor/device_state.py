@@ -1,0 +1,105 @@
+"""What an executor keeps on its device, and how it is made."""
+
+import platform
+from dataclasses import dataclass, field
+
+import torch
+
+from core.launch import Launch, PoolLayout
+from core.protocols import AttentionBackend, Model
+from core.queries import AttentionQuery
+from plugins.executor.forward import Forward
+from plugins.executor.graphs import DecodeGraphs
+from plugins.executor.padding import Padding
+from plugins.executor.paging import Paging
+from plugins.executor.penalties import PenaltyCounts
+from plugins.executor.pool import FLOAT8, KVPool
+from plugins.executor.rows import SamplingRows
+from plugins.executor.sharing import SharedPages
+
+SHARED_ROWS = 16
+"""Fewest rows for which a launch that shares a prefix has graphs of its own."""
+
+
+@dataclass(slots=True, eq=False)
+class DeviceState:
+    """All that a layout sizes. padding: None = launches stay as they are. sharing: None where it is
+    of no use to know. graphs: by whether a launch's rows share a prefix; none where they cannot be
+    or are not wanted, and why_not says so."""
+
+    pool: KVPool
+    rows: SamplingRows
+    penalties: PenaltyCounts
+    forward: Forward
+    padding: Padding | None = None
+    sharing: SharedPages | None = None
+    graphs: dict[bool, DecodeGraphs] = field(default_factory=dict)
+    why_not: str = ""
+
+    def shares_prefix(self, launch: Launch) -> bool:
+        """Note a launch's changes of the block table, and tell whether its one-token rows share
+        enough of a prefix."""
+        if self.sharing is None:
+            return False
+        self.sharing.note(launch)
+        return self.sharing.worth_sharing(launch)
+
+    def graphs_for(self, launch: Launch, shares_prefix: bool) -> DecodeGraphs | None:
+        """Graphs that can stand for a launch, None = there are none."""
+        graphs = self.graphs.get(shares_prefix and len(launch.row_ids) >= SHARED_ROWS)
+        return graphs if graphs is not None and graphs.takes(launch, self.rows) else None
+
+
+def allocate(
+    layout: PoolLayout,
+    model: Model,
+    backend: AttentionBackend,
+    paging: Paging,
+    dtype: torch.dtype,
+    scales: tuple[float, float],
+    side: torch.cuda.Stream | None,
+) -> DeviceState:
+    """A state without graphs. dtype, scales: the pool's (see KVPool). side: see LaunchAttention."""
+    shape = (model.num_layers, model.num_kv_heads, model.head_dim)
+    pool = KVPool(layout, *shape, dtype, model.device, *scales)
+    on_gpu = torch.device(model.device).type == "cuda"
+    sharing = None
+    if getattr(backend, "uses_sharing", False):
+        sharing = SharedPages(layout.num_rows, layout.page_size)
+    return DeviceState(
+        pool=pool,
+        rows=SamplingRows(layout.num_rows + 1, model.vocab_size),
+        penalties=PenaltyCounts(layout.num_rows, model.vocab_size, model.device),
+        forward=Forward(model, pool, backend, paging, side),
+        padding=Padding(layout.max_num_batched_tokens) if on_gpu else None,
+        sharing=sharing,
+    )
+
+
+def attention_query(
+    model: Model, page_size: int, dtype: torch.dtype, scales: tuple[float, float]
+) -> AttentionQuery:
+    """What a backend for the model must serve, over a pool of this dtype and these scales."""
+    return AttentionQuery(
+        num_q_heads=model.num_q_heads,
+        num_kv_heads=model.num_kv_heads,
+        head_dim=model.head_dim,
+        dtype=dtype_name(model.dtype if dtype == FLOAT8 else dtype),
+        kv_dtype=dtype_name(dtype),
+        page_size=page_size,
+        device=str(torch.device(model.device)),
+        k_scale=scales[0],
+        v_scale=scales[1],
+    )
+
+
+def dtype_name(dtype: torch.dtype) -> str:
+    """As configs write it."""
+    return str(dtype).removeprefix("torch.")
+
+
+def device_name(device: torch.device) -> str:
+    """The maker's name of a device."""
+    if device.type == "cuda":
+        return torch.cuda.get_device_name(device)
+    return platform.processor() or platform.machine()

@@ -1,0 +1,21 @@
+"""What of a model sets the least time of a step."""
+
+from core.protocols import Model
+
+
+def model_shape(model: Model) -> dict[str, int] | None:
+    """Heads, head_dim, and numbers of weights: in the matrix products of all layers and in the
+    output head. None for a model that lists no weights, or whose layers do not see all tokens."""
+    weights, spec = getattr(model, "weights", None), getattr(model, "spec", None)
+    if weights is None or spec is None:
+        return None
+    if any(window is not None and window < model.max_model_len for window in spec.windows):
+        return None
+    return {
+        "num_layers": model.num_layers,
+        "num_q_heads": model.num_q_heads,
+        "num_kv_heads": model.num_kv_heads,
+        "head_dim": model.head_dim,
+        "layer_weights": sum(one.numel() for layer in weights.layers for one in layer.matrices),
+        "head_weights": model.vocab_size * weights.head.shape[1],
+    }
