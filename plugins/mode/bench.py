@@ -1,7 +1,7 @@
 """Mode bench: serve a workload to its end, open loop, and measure it."""
 
-import logging
 import gc
+import logging
 from collections import deque
 from collections.abc import Sequence
 from contextlib import nullcontext
