@@ -266,16 +266,18 @@ class AttentionBackend(Protocol):
         """Device metadata for a launch, once a step."""
 
     def decode(
-        self, q: Any, k_cache: Any, v_cache: Any, plan: Any, scale: float, window: int | None
-    ) -> Any:
-        """Rows of one token each: q [num_decode_rows, num_q_heads, head_dim]; returns like q."""
+        self, q: Any, k_cache: Any, v_cache: Any, plan: Any, scale: float, window: int | None,
+        out: Any = None,
+    ) -> Any:  # fmt: skip
+        """Rows of one token each: q [num_decode_rows, num_q_heads, head_dim]; returns like q. out:
+        a contiguous tensor like q to write to and return."""
 
     def extend(
         self, q: Any, k_cache: Any, v_cache: Any, plan: Any, scale: float, window: int | None,
-        k_new: Any = None, v_new: Any = None,
+        k_new: Any = None, v_new: Any = None, out: Any = None,
     ) -> Any:  # fmt: skip
         """Rows of any length, packed: q [num_tokens, num_q_heads, head_dim]; returns like q. k_new,
-        v_new: their tokens' K and V, which the caches hold too."""
+        v_new: their tokens' K and V, which the caches hold too. out: as in decode."""
 
     def describe(self) -> dict[str, Any]:
         """Names and pinned configurations of the kernels, for the manifest."""

@@ -157,3 +157,18 @@ def _one_of(allowed: tuple[Any, ...] | None, field: str, value: Any) -> None:
 
 def _name(tensor: Tensor) -> str:
     return str(tensor.dtype).removeprefix("torch.")
+
+
+def result_like(
+    name: str, given: Tensor | None, q: Tensor, shape: tuple[int, ...], dtype: torch.dtype
+) -> Tensor:
+    """`given`, where it can hold a result like q but in shape and dtype, or a new tensor. Raises
+    ValueError."""
+    if given is None:
+        return q.new_empty(shape, dtype=dtype)
+    require(given.shape == shape, name, f"of shape {tuple(shape)}", tuple(given.shape))
+    require(given.dtype == dtype, f"{name} dtype", str(dtype), str(given.dtype))
+    require(given.is_contiguous(), f"{name} strides", "contiguous", given.stride())
+    require(given.data_ptr() % 16 == 0, f"{name} address", "aligned to 16 bytes", given.data_ptr())
+    check_device(name, given, q)
+    return given

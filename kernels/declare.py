@@ -36,8 +36,9 @@ class Capabilities:
     kernels that declare the same, a token's result has the same bits, however its context was cut
     into chunks. returns_lse, softcap: it takes these keywords. takes_new_kv: an extend kernel takes
     keywords k_new and v_new, the new tokens' K and V [T, Hkv, D] in q's dtype, tokens strided,
-    which the cache holds too.
-    kv_capability: least CUDA capability (89 = 8.9) by cache dtype, default what Triton needs."""
+    which the cache holds too. takes_out: it takes the keyword out, a contiguous tensor like q to
+    write to and return. kv_capability: least CUDA capability (89 = 8.9) by cache dtype, default
+    what Triton needs."""
 
     dtypes: tuple[str, ...]
     devices: tuple[str, ...]
@@ -52,6 +53,7 @@ class Capabilities:
     returns_lse: bool = False
     softcap: bool = False
     takes_new_kv: bool = False
+    takes_out: bool = False
     kv_capability: Mapping[str, int] = field(
         default_factory=lambda: dict(KV_CAPABILITY), hash=False
     )

@@ -24,7 +24,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from kernels.check import check_device, check_softcap, check_window, require
+from kernels.check import check_softcap, check_window, require, result_like
 from kernels.declare import Capabilities, Rows, declare
 from kernels.extend_check import Form, check_extend, extend_form
 from kernels.extend_merge import MAX_SPLITS, merge_splits
@@ -44,6 +44,7 @@ CAPABILITIES = Capabilities(
     graph_safe=True,
     returns_lse=True,
     softcap=True,
+    takes_out=True,
 )
 INTERPRETED_SMS = 132
 """So that splits are taken in the interpreter as on a card."""
@@ -290,27 +291,14 @@ def extend(
     require(scale > 0 and k_scale > 0, "scale, k_scale", "> 0", (scale, k_scale))
     check_window(window)
     check_softcap(softcap)
-    out = _result("out", out, q, q.shape, q.dtype)
+    out = result_like("out", out, q, q.shape, q.dtype)
     if return_lse or lse is not None:
-        lse = _result("lse", lse, q, q.shape[:2], torch.float32)
+        lse = result_like("lse", lse, q, q.shape[:2], torch.float32)
     config = config or _default_config(q.dtype, q.shape[2])
     if q.shape[0]:
         factors = scale, None if softcap is None else float(softcap), k_scale, float(v_scale)
         _launch(form[0], arguments, plan, factors, window, config, out, lse)
     return (out, lse) if return_lse else out
-
-
-def _result(
-    name: str, given: Tensor | None, q: Tensor, shape: tuple[int, ...], dtype: torch.dtype
-) -> Tensor:
-    """`given`, where it can hold the result, or a new tensor."""
-    if given is None:
-        return q.new_empty(shape, dtype=dtype)
-    require(given.shape == shape, name, f"of shape {tuple(shape)}", tuple(given.shape))
-    require(given.dtype == dtype, f"{name} dtype", str(dtype), str(given.dtype))
-    require(given.is_contiguous(), f"{name} strides", "contiguous", given.stride())
-    check_device(name, given, q)
-    return given
 
 
 # Its compiled forms, as Triton itself keeps them.

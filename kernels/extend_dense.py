@@ -20,7 +20,7 @@ from torch import Tensor
 
 from kernels import extend as plain
 from kernels import extend_hopper, extend_tma
-from kernels.check import check_device, require
+from kernels.check import check_device, require, result_like
 from kernels.declare import Rows, declare
 from kernels.extend import INTERPRETED_SMS, ExtendPlan
 from kernels.extend_check import Form, check_extend, extend_form
@@ -124,6 +124,7 @@ def extend(
     return_lse: bool = False,
     k_new: Tensor | None = None,
     v_new: Tensor | None = None,
+    out: Tensor | None = None,
 ) -> Tensor | tuple[Tensor, Tensor]:
     """As kernels.extend.extend, and faster for long chunks on Hopper.
 
@@ -144,8 +145,8 @@ def extend(
     wanted = window is None and softcap is None and plan.long_lens
     config = _choose(q, k_cache, plan) if wanted else None
     if config is None:
-        return plain.extend(*args, plan=plan.every, **options)
-    out = q.new_empty(q.shape)
+        return plain.extend(*args, plan=plan.every, out=out, **options)
+    out = result_like("out", out, q, q.shape, q.dtype)
     lse = q.new_empty(q.shape[:2], dtype=torch.float32) if return_lse else None
     if plan.short is not None:
         plain.extend(*args, plan=plan.short, out=out, lse=lse, **options)

@@ -59,6 +59,7 @@ class FlatIndices(SplitKV):
         k_scale: float = 1.0,
         v_scale: float = 1.0,
         return_lse: bool = False,
+        out: Tensor | None = None,
     ) -> Tensor | tuple[Tensor, Tensor]:
         """As SplitKV's call; the block table is read by the plan alone."""
         self.check(q, k_cache, v_cache, page_table, context_lens)
@@ -66,7 +67,7 @@ class FlatIndices(SplitKV):
         assert plan.address is not None, "a flat plan has its list"
         scores = Scores(scale, softcap, k_scale, v_scale)
         cache = (k_cache, v_cache)
-        return self.run(q, cache, plan.address, plan, scores, window, return_lse)
+        return self.run(q, cache, plan.address, plan, scores, window, return_lse, out)
 
     def over_list(
         self,
@@ -92,7 +93,7 @@ class FlatIndices(SplitKV):
         self.check(q, *caches, slots.expand(len(q), -1), context_lens)
         plan = SplitPlan(context_lens, longest)
         address = Address(slots, starts, 0)
-        return self.run(q, (k_slots, v_slots), address, plan, scores, window, return_lse)
+        return self.run(q, (k_slots, v_slots), address, plan, scores, window, return_lse, None)
 
 
 @triton.jit

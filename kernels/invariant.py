@@ -26,7 +26,7 @@ import triton
 from torch import Tensor
 
 from kernels import extend as plain
-from kernels.check import check_softcap, check_window, require
+from kernels.check import check_softcap, check_window, require, result_like
 from kernels.declare import Rows
 from kernels.extend_check import Form, check_extend, extend_form
 from kernels.extend_plan import make_tiles
@@ -111,6 +111,7 @@ class _Invariant:
         factors: tuple[float, float | None, float, float],
         window: int | None,
         return_lse: bool,
+        out: Tensor | None,
     ) -> Tensor | tuple[Tensor, Tensor]:
         """tensors, factors: as extend's, the latter scale, softcap, k_scale, v_scale."""
         scale, softcap, k_scale, v_scale = factors
@@ -122,7 +123,7 @@ class _Invariant:
         check_window(window)
         check_softcap(softcap)
         q = tensors[0]
-        out = q.new_empty(q.shape)
+        out = result_like("out", out, q, q.shape, q.dtype)
         lse = q.new_empty(q.shape[:2], dtype=torch.float32) if return_lse else None
         if q.shape[0]:
             # Softmax in base 2; a soft cap is applied to natural scores.
@@ -228,6 +229,7 @@ class InvariantDecode(_Invariant):
         k_scale: float = 1.0,
         v_scale: float = 1.0,
         return_lse: bool = False,
+        out: Tensor | None = None,
     ) -> Tensor | tuple[Tensor, Tensor]:
         """One query token a row over its context: as kernels.split_kv.SplitKV."""
         require(len(q) == len(context_lens), "q", f"{len(context_lens)} rows", len(q))
@@ -237,7 +239,7 @@ class InvariantDecode(_Invariant):
             plan = InvariantPlan(starts, context_lens, longest, ones=True)
         tensors = q, k_cache, v_cache, page_table, context_lens, plan.query_starts
         factors = scale, softcap, k_scale, v_scale
-        return self._attend(tensors, plan, factors, window, return_lse)
+        return self._attend(tensors, plan, factors, window, return_lse, out)
 
 
 class InvariantExtend(_Invariant):
@@ -265,6 +267,7 @@ class InvariantExtend(_Invariant):
         k_scale: float = 1.0,
         v_scale: float = 1.0,
         return_lse: bool = False,
+        out: Tensor | None = None,
     ) -> Tensor | tuple[Tensor, Tensor]:
         """Each row's new tokens over its cached prefix and, causally, themselves: as
         kernels.extend.extend."""
@@ -273,7 +276,7 @@ class InvariantExtend(_Invariant):
             plan = InvariantPlan(query_starts, context_lens, longest, ones=False)
         tensors = q, k_cache, v_cache, page_table, context_lens, query_starts
         factors = scale, softcap, k_scale, v_scale
-        return self._attend(tensors, plan, factors, window, return_lse)
+        return self._attend(tensors, plan, factors, window, return_lse, out)
 
 
 @lru_cache(maxsize=64)

@@ -33,7 +33,7 @@ from kernels.split_launch import (
     Scores,
     candidates,
     likeness,
-    new_outputs,
+    outputs,
 )
 from kernels.split_plan import (
     MAX_SPLITS,
@@ -56,6 +56,7 @@ CAPABILITIES = Capabilities(
     max_group=MAX_GROUP,
     graph_safe=True,
     returns_lse=True,
+    takes_out=True,
     softcap=True,
 )
 
@@ -126,6 +127,7 @@ class SplitKV:
         k_scale: float = 1.0,
         v_scale: float = 1.0,
         return_lse: bool = False,
+        out: Tensor | None = None,
     ) -> Tensor | tuple[Tensor, Tensor]:
         """One query token a row over its context.
 
@@ -133,19 +135,20 @@ class SplitKV:
         max_pages]; context_lens int32 [N]; window: see that many latest positions, None = all;
         softcap: scores become softcap * tanh(scores / softcap); K is k_scale times the cache, V
         likewise. Returns like q, accumulated in fp32, and with return_lse float32 [N, Hq]: the
-        natural log-sum-exp of the scores (-inf where a row sees nothing; its output is 0). Raises
-        ValueError for a dtype, head_dim, stride or shape that it cannot take."""
+        natural log-sum-exp of the scores (-inf where a row sees nothing; its output is 0). out: a
+        contiguous tensor like q to write to. Raises ValueError for a dtype, head_dim, stride or
+        shape that it cannot take."""
         scores = Scores(scale, softcap, k_scale, v_scale)
         cache = (k_cache, v_cache)
         if plan is not None:  # the step's other layers most often look like its first
-            done = self.again(q, cache, page_table, plan, scores, window, return_lse)
+            done = self.again(q, cache, page_table, plan, scores, window, return_lse, out)
             if done is not None:
                 return done
         self.check(q, k_cache, v_cache, page_table, context_lens)
         page_size = k_cache.shape[1]
         plan = plan or SplitPlan(context_lens, page_table.shape[1] * page_size)
         address = Address(page_table, None, page_size)
-        return self.run(q, cache, address, plan, scores, window, return_lse)
+        return self.run(q, cache, address, plan, scores, window, return_lse, out)
 
     def configuration(
         self, device: torch.device, head_dim: int, kv_dtype: torch.dtype, page_size: int, group: int
@@ -199,6 +202,7 @@ class SplitKV:
         scores: Scores,
         window: int | None,
         return_lse: bool,
+        out: Tensor | None,
     ) -> Tensor | tuple[Tensor, Tensor] | None:
         """The call with what an earlier one on this plan checked and compiled; None if none was so
         alike."""
@@ -206,7 +210,7 @@ class SplitKV:
         pointers = q.data_ptr(), cache[0].data_ptr(), cache[1].data_ptr()
         if ready is None or ready.table is not table or any(p % 16 for p in pointers):
             return None
-        out, lse = new_outputs(q, return_lse)
+        out, lse = outputs(q, return_lse, out)
         self._launch.again(ready, (*pointers, out.data_ptr(), lse.data_ptr()))
         return (out, lse) if return_lse else out
 
@@ -219,6 +223,7 @@ class SplitKV:
         scores: Scores,
         window: int | None,
         return_lse: bool,
+        out: Tensor | None,
     ) -> Tensor | tuple[Tensor, Tensor]:
         """The call, once its tensors are checked. Caches [..., Hkv, D], slots evenly strided."""
         check_window(window)
@@ -227,7 +232,7 @@ class SplitKV:
         numbers = (scores.scale, scores.softcap, scores.k_scale, scores.v_scale)
         scores = Scores(*(None if one is None else float(one) for one in numbers))
         config = self._pinned(q, cache[0], address.page_size)
-        out, lse = new_outputs(q, return_lse)
+        out, lse = outputs(q, return_lse, out)
         if len(q):
             resident = config.per_sm * num_sms(q.device, on_cpu=1)
             shape = PlanShape(cache[0].shape[-2], config.block_n, resident)

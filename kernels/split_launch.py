@@ -9,6 +9,7 @@ import torch
 import triton
 from torch import Tensor
 
+from kernels.check import result_like
 from kernels.jit import upcast
 from kernels.launch import Launcher
 from kernels.merge import merge_kernel
@@ -145,9 +146,10 @@ class DecodeLauncher:
             self._merge.again(key, grid, (*pointers[3:], *fixed))
 
 
-def new_outputs(q: Tensor, return_lse: bool) -> tuple[Tensor, Tensor]:
-    """out like q, contiguous, and lse float32 [N, Hq], or out again."""
-    out = q.new_empty(q.shape)
+def outputs(q: Tensor, return_lse: bool, out: Tensor | None) -> tuple[Tensor, Tensor]:
+    """out like q, contiguous, and lse float32 [N, Hq], or out again. Raises ValueError for an `out`
+    that cannot hold the result."""
+    out = result_like("out", out, q, q.shape, q.dtype)
     return out, q.new_empty(q.shape[:2], dtype=torch.float32) if return_lse else out
 
 

@@ -19,6 +19,7 @@ from kernels.extend import extend
 from kernels.fused import FusedOps, FusedPaging
 from kernels.fused_sampling import FusedSampling
 from kernels.invariant import InvariantDecode, InvariantExtend
+from kernels.jit import INTERPRETED
 from kernels.shared_prefix import SharedPrefix
 from kernels.split_kv import SplitKV
 from kernels.torch_reference import paged_decode, paged_extend
@@ -165,6 +166,7 @@ def refused(tmp_path, ops, parts, message, family="llama", **settings):
         make(model, parts)
 
 
+@pytest.mark.skipif(not INTERPRETED, reason="names kernels for a CPU")
 @pytest.mark.parametrize(
     "kernels",
     [

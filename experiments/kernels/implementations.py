@@ -76,19 +76,21 @@ class Step:
             return self._extended(layer)
         if self._extend is None:
             return self._decoded(layer)
-        decode, extend = partial(self._decoded, layer), partial(self._extended, layer)
-        return torch.cat(at_once(decode, extend, self._side)[::-1])
+        out = torch.empty_like(self._inputs.q)
+        extend = partial(self._extended, layer, out[: self._tokens])
+        at_once(partial(self._decoded, layer, out[self._tokens :]), extend, self._side)
+        return out
 
-    def _decoded(self, layer: int) -> Tensor:
+    def _decoded(self, layer: int, out: Tensor | None = None) -> Tensor:
         inputs, rows = self._inputs, self._decode
         tensors = (*inputs.caches[layer], rows.page_table, rows.context_lens, SCALE)
-        return self._kernel(inputs.q[self._tokens :], *tensors, plan=self._plan)
+        return self._kernel(inputs.q[self._tokens :], *tensors, plan=self._plan, out=out)
 
-    def _extended(self, layer: int) -> Tensor:
+    def _extended(self, layer: int, out: Tensor | None = None) -> Tensor:
         inputs, rows = self._inputs, self._extend
         k_new, v_new = self._new_kv[layer]
         tensors = (*inputs.caches[layer], rows.page_table, rows.context_lens, rows.query_starts)
-        options = {"plan": self._extend_plan, "k_new": k_new, "v_new": v_new}
+        options = {"plan": self._extend_plan, "k_new": k_new, "v_new": v_new, "out": out}
         return extend_dense.extend(inputs.q[: self._tokens], *tensors, SCALE, **options)
 
 

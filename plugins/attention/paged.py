@@ -68,6 +68,11 @@ class Planned:
     kernel: Callable[..., Any]
     options: dict[str, Any]
 
+    @property
+    def takes_out(self) -> bool:
+        """Whether the kernel takes the keyword out."""
+        return getattr(getattr(self.kernel, "capabilities", None), "takes_out", False)
+
 
 @dataclass(frozen=True, slots=True, eq=False)
 class PagedPlan:
@@ -147,13 +152,17 @@ class PagedBackend:
         plan: PagedPlan,
         scale: float,
         window: int | None,
+        out: Tensor | None = None,
     ) -> Tensor:
-        """Rows of one token each: q [num_decode_rows, num_q_heads, head_dim]; returns like q."""
+        """Rows of one token each: q [num_decode_rows, num_q_heads, head_dim]; returns like q, in
+        `out`, contiguous, if that is given."""
         part = plan.decode
         assert part is not None, "the launch has no one-token rows"
         table, lens = part.rows.page_table, part.rows.context_lens
-        out: Tensor = part.kernel(q, k_cache, v_cache, table, lens, scale, window, **part.options)
-        return out
+        into = {"out": out} if part.takes_out and out is not None else {}
+        options = part.options | into
+        found: Tensor = part.kernel(q, k_cache, v_cache, table, lens, scale, window, **options)
+        return found if into or out is None else out.copy_(found)
 
     def extend(
         self,
@@ -165,9 +174,10 @@ class PagedBackend:
         window: int | None,
         k_new: Tensor | None = None,
         v_new: Tensor | None = None,
+        out: Tensor | None = None,
     ) -> Tensor:
         """The other rows, packed: q [their tokens, num_q_heads, head_dim]; returns like q. k_new,
-        v_new [their tokens, num_kv_heads, head_dim] in q's dtype."""
+        v_new [their tokens, num_kv_heads, head_dim] in q's dtype. out: as in decode."""
         part = plan.extend
         assert part is not None, "the launch has no rows of several tokens"
         rows = part.rows
@@ -175,10 +185,11 @@ class PagedBackend:
         options = part.options
         if self._takes_new_kv and k_new is not None:
             options = options | {"k_new": k_new, "v_new": v_new}
-        out: Tensor = part.kernel(
-            q, k_cache, v_cache, table, lens, starts, scale, window, **options
+        into = {"out": out} if part.takes_out and out is not None else {}
+        found: Tensor = part.kernel(
+            q, k_cache, v_cache, table, lens, starts, scale, window, **options, **into
         )
-        return out
+        return found if into or out is None else out.copy_(found)
 
     def describe(self) -> dict[str, Any]:
         """Names, capabilities and chosen configurations of both kernels, for the manifest."""

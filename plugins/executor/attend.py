@@ -5,7 +5,6 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.nn.functional import pad
 
 from core.protocols import AttentionBackend, KVTarget
 from plugins.executor.pool import KVPool
@@ -16,7 +15,7 @@ class LaunchAttention:
     plan: the backend's metadata; num_decode: rows of one token, which come first; has_chunks:
     longer ones follow, else only padding does, which gets zeros. side: a stream of a CUDA device,
     on which longer rows are served while those are: one kernel keeps the matrix units busy, the
-    other the memory. None = one after the other."""
+    other the memory. None = one after the other. out: where results go if they are of its type."""
 
     def __init__(
         self,
@@ -27,6 +26,7 @@ class LaunchAttention:
         num_decode: int,
         has_chunks: bool,
         side: torch.cuda.Stream | None = None,
+        out: Tensor | None = None,
     ) -> None:
         self._pool = pool
         self._backend = backend
@@ -35,6 +35,7 @@ class LaunchAttention:
         self._num_decode = num_decode
         self._has_chunks = has_chunks
         self._side = side
+        self.out = out
 
     def target(self, layer: int) -> KVTarget:
         """Where the layer's K and V go."""
@@ -51,37 +52,42 @@ class LaunchAttention:
         cache, plan = self._pool.layer(layer), self._plan
         queries, split = self._pool.as_queries(q), self._num_decode
 
-        def decode() -> Tensor:
-            out: Tensor = self._backend.decode(queries[:split], *cache, plan, scale, window)
-            return out
+        out = self.out
+        if out is None or out.dtype != queries.dtype:
+            out = queries.new_empty(queries.shape)
 
-        def extend() -> Tensor:
-            new = (one[split:].to(queries.dtype) for one in (k, v))
-            out: Tensor = self._backend.extend(queries[split:], *cache, plan, scale, window, *new)
-            return out
+        def decode() -> None:
+            self._backend.decode(queries[:split], *cache, plan, scale, window, out[:split])
 
-        if not split:
-            out = extend()
-        elif not self._has_chunks:
-            out = pad(decode(), (0, 0, 0, 0, 0, len(queries) - split))
+        def extend() -> None:
+            new_k, new_v = (one[split:].to(queries.dtype) for one in (k, v))
+            given = queries[split:], *cache, plan, scale, window
+            self._backend.extend(*given, new_k, new_v, out[split:])
+
+        if not self._has_chunks:
+            decode()
+            out[split:].zero_()
+        elif not split:
+            extend()
         else:
-            out = torch.cat(at_once(decode, extend, self._side))
+            at_once(decode, extend, self._side)
         return out.to(q.dtype)
 
 
 def at_once(
-    main: Callable[[], Tensor], beside: Callable[[], Tensor], side: torch.cuda.Stream | None
-) -> tuple[Tensor, Tensor]:
-    """Results of both, `beside` enqueued first and on the stream `side`; None = on the current one.
+    main: Callable[[], None], beside: Callable[[], None], side: torch.cuda.Stream | None
+) -> None:
+    """Run both, `beside` enqueued first and on the stream `side`; None = on the current one.
 
     Every use of `side` begins and ends by waiting, so that tensors may be freed on either stream
     without a record."""
     if side is None:
-        return main(), beside()
+        main()
+        beside()
+        return
     current = torch.cuda.current_stream()
     side.wait_stream(current)
     with torch.cuda.stream(side):
-        second = beside()
-    first = main()
+        beside()
+    main()
     current.wait_stream(side)
-    return first, second

@@ -8,6 +8,7 @@ import torch
 from core.launch import Launch, PoolLayout
 from core.protocols import AttentionBackend, Model
 from core.queries import AttentionQuery
+from plugins.executor.chunk_graphs import ChunkGraphs
 from plugins.executor.forward import Forward
 from plugins.executor.graphs import DecodeGraphs
 from plugins.executor.padding import Padding
@@ -24,8 +25,9 @@ SHARED_ROWS = 16
 @dataclass(slots=True, eq=False)
 class DeviceState:
     """All that a layout sizes. padding: None = launches stay as they are. sharing: None where it is
-    of no use to know. graphs: by whether a launch's rows share a prefix; none where they cannot be
-    or are not wanted, and why_not says so."""
+    of no use to know. graphs: of launches of one-token rows, by whether these share a
+    prefix; none where they cannot be or are not wanted, and why_not says so. chunk_graphs: of other
+    launches, None = there are none."""
 
     pool: KVPool
     rows: SamplingRows
@@ -34,6 +36,7 @@ class DeviceState:
     padding: Padding | None = None
     sharing: SharedPages | None = None
     graphs: dict[bool, DecodeGraphs] = field(default_factory=dict)
+    chunk_graphs: ChunkGraphs | None = None
     why_not: str = ""
 
     def shares_prefix(self, launch: Launch) -> bool:

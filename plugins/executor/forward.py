@@ -9,6 +9,7 @@ from torch import Tensor
 
 from core.protocols import AttentionBackend, AttentionBatch, Model
 from plugins.executor.attend import LaunchAttention
+from plugins.executor.chunk_graphs import ChunkGraphs
 from plugins.executor.paging import Paging
 from plugins.executor.pool import KVPool
 from plugins.executor.sampler import COLUMNS
@@ -33,10 +34,11 @@ class Forward:
         query_lens: Sequence[int],
         num_decode: int,
         shares_prefix: bool = False,
+        graphs: ChunkGraphs | None = None,
     ) -> Tensor:
         """Logits [k, vocab_size]. token_ids int64 [T]; inputs: the others of PackedLaunch.arrays,
         for a block table that is up to date; context_lens, query_lens: those lengths on the
-        host."""
+        host. graphs: of the model, for launches that they take."""
         pool, positions = self.pool, inputs["positions"]
         step = self.paging.step(
             pool.table,
@@ -58,9 +60,17 @@ class Forward:
             shares_prefix=shares_prefix,
         )
         plan = self.backend.plan(batch)
+        taken = graphs is not None and graphs.takes(len(token_ids))
+        out = graphs.out(len(token_ids)) if graphs is not None and taken else None
         rows = num_decode, num_decode < len(query_lens)
-        attend = LaunchAttention(pool, self.backend, step.slots, plan, *rows, self.side)
-        logits: Tensor = self.model.forward(token_ids, positions, attend, inputs["logits_rows"])
+        attend = LaunchAttention(pool, self.backend, step.slots, plan, *rows, self.side, out)
+        scored = inputs["logits_rows"]
+        logits: Tensor
+        if graphs is not None and taken:
+            states = graphs.run(token_ids, positions, step.slots, attend)
+            logits = graphs.model.score(*states, scored)
+        else:
+            logits = self.model.forward(token_ids, positions, attend, scored)
         return logits[:, : self.model.vocab_size]  # padding of the head is never scored or sampled
 
     def decode(

@@ -7,7 +7,7 @@ compute."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 import numpy as np
 import torch
@@ -38,6 +38,9 @@ LARGEST = 1024
 """Rows beyond which a launch takes the device longer than the host."""
 
 
+Results = TypeVar("Results", Tensor, tuple[Tensor, ...])
+
+
 class Graph(Protocol):
     """Something captured that can be run again."""
 
@@ -45,8 +48,11 @@ class Graph(Protocol):
         """Run it on the current stream."""
 
 
-Capture = Callable[[Callable[[], Tensor]], tuple[Graph, Tensor]]
-"""Captures a function: the graph, and what the function returned, which every replay fills."""
+class Capture(Protocol):
+    """Captures a function."""
+
+    def __call__(self, run: Callable[[], Results]) -> tuple[Graph, Results]:
+        """The graph, and the tensors that the function returned, which every replay fills."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -206,17 +212,21 @@ class CudaCapture:
         self._stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
         self._pool = torch.cuda.graph_pool_handle()
 
-    def __call__(self, run: Callable[[], Tensor]) -> tuple[Graph, Tensor]:
+    def __call__(self, run: Callable[[], Results]) -> tuple[Graph, Results]:
         """Run once, so that what is lazy is compiled and loaded, then capture."""
         current = torch.cuda.current_stream()
         self._stream.wait_stream(current)
         with torch.cuda.stream(self._stream):
             run()
-        graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph, pool=self._pool, stream=self._stream):  # waits at first
-            tokens = run()
+            self._stream.synchronize()
+            graph = torch.cuda.CUDAGraph()
+            graph.capture_begin(pool=self._pool)
+            try:
+                results = run()
+            finally:
+                graph.capture_end()
         current.wait_stream(self._stream)
-        return graph, tokens
+        return graph, results
 
 
 def why_not(device: str, sampling: Any, attention: dict[str, Any]) -> str | None:

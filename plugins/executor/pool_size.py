@@ -115,6 +115,7 @@ def cuda_budget(
     if graph_rows:  # their tensors come from a pool of their own, as large as the largest needs
         before, peak = _peak(partial(run, [graph_launch(graph_rows)]), device)
         graphs = peak - before + len(graph_sizes(graph_rows)) * GRAPH_BYTES
+        graphs += work  # those of launches with chunks hold what such a launch takes
     free, total = cuda.mem_get_info(device)
     others = total - free - cuda.memory_reserved(device)
     return Budget(share, total, others, weights, work, graphs)

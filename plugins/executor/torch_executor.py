@@ -24,6 +24,7 @@ from core.launch import Launch, LaunchResult, PoolLayout
 from core.protocols import AttentionBackend, Model
 from core.queries import ExecutorQuery
 from plugins.executor import pool_size
+from plugins.executor.chunk_graphs import ChunkGraphs
 from plugins.executor.compile_watch import CompileWatch
 from plugins.executor.device_state import (
     SHARED_ROWS,
@@ -185,6 +186,8 @@ class TorchExecutor:
             facts["attention"] = state.forward.backend.describe()
             names = {False: "sizes", True: "sizes_shared"}
             sizes = {names[shares]: graphs.sizes for shares, graphs in state.graphs.items()}
+            if state.chunk_graphs is not None:
+                sizes["sizes_of_chunks"] = state.chunk_graphs.sizes
             facts["graphs"] = {"sizes": [], "why_not": state.why_not} | sizes
         return facts
 
@@ -245,6 +248,10 @@ class TorchExecutor:
             place = largest, state.pool.pad_row, self.device, capture
             graphs = state.graphs[shares] = DecodeGraphs(step, *place, smallest)
             graphs.capture(state.rows, self._progress)
+        model: Any = self.model
+        if state.padding is not None and hasattr(model, "enter"):
+            state.chunk_graphs = ChunkGraphs(model, state.pool, state.padding.sizes, capture)
+            state.chunk_graphs.capture(self._progress)
 
     def _why_no_graphs(self, backend: AttentionBackend) -> str:
         if self._graphs == "off":
@@ -268,9 +275,15 @@ class TorchExecutor:
         token_ids, last_tokens = inputs["token_ids"], state.pool.last_tokens
         if launch.feedback.any():
             token_ids[inputs["feedback_at"]] = last_tokens[inputs["feedback_rows"]]
-        lens = packed.context_lens, packed.query_lens
-        rest = launch.num_decode_rows, shares_prefix
-        logits = state.forward.logits(token_ids, inputs, *lens, *rest)
+        logits = state.forward.logits(
+            token_ids,
+            inputs,
+            packed.context_lens,
+            packed.query_lens,
+            launch.num_decode_rows,
+            shares_prefix,
+            state.chunk_graphs,
+        )
         self._finish(launch, packed, samples, inputs, logits)
 
     def _update_table(self, inputs: dict[str, Tensor], state: DeviceState) -> None:

@@ -21,6 +21,8 @@ from plugins.model.rope import Rotary
 from plugins.model.spec import DecoderSpec
 from plugins.model.weights import LayerWeights, Weights
 
+Rotation = tuple[Tensor, Tensor]
+
 
 @dataclass(frozen=True, slots=True)
 class _Layer:
@@ -82,18 +84,50 @@ class Decoder:
         a contiguous last dimension, whose rows may be strided. A block's output is added to the
         hidden state by the norm that follows it.
         """
-        norm, eps = self._ops.add_norm, self.spec.norm_eps
-        hidden = F.embedding(token_ids, self.weights.embedding)
-        rotation = self._rotation(positions)
+        hidden, rotation = self.embed(token_ids, positions)
         delta: Tensor | None = None
-        for layer in self._layers:
-            weights = layer.weights
-            normed, hidden = norm(hidden, delta, weights.input_norm, eps)
-            delta = self._attention(layer, normed, rotation, attend)
-            normed, hidden = norm(hidden, delta, weights.post_norm, eps)
-            delta = self._mlp(weights, normed)
+        for index in range(len(self._layers)):
+            hidden, q, k, v = self.enter(index, hidden, delta, rotation, attend)
+            hidden, delta = self.leave(index, hidden, self.attend(attend, index, q, k, v))
+        return self.score(hidden, delta, logits_rows)
+
+    def embed(self, token_ids: Tensor, positions: Tensor) -> tuple[Tensor, Rotation]:
+        """Hidden states [N, H] and rotary tables."""
+        return F.embedding(token_ids, self.weights.embedding), self._rotation(positions)
+
+    def enter(
+        self, index: int, hidden: Tensor, delta: Tensor | None, rotation: Rotation, attend: Attend
+    ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """A layer up to its attention, K and V stored where `attend` says: hidden states, and q, k
+        and v as `attend` takes them. delta: the block before's output."""
+        layer, eps = self._layers[index], self.spec.norm_eps
+        weights = layer.weights
+        normed, hidden = self._ops.add_norm(hidden, delta, weights.input_norm, eps)
+        qkv = self._ops.linear(normed, weights.qkv, weights.qkv_bias)
+        qkv = qkv.view(len(hidden), -1, self.head_dim)
+        turn = rotation if layer.rope else None
+        norms = weights.qk_norm, eps
+        q, k, v = self._ops.rotate_store(qkv, turn, *norms, self.num_q_heads, attend, index)
+        return hidden, q, k, v
+
+    def attend(self, attend: Attend, index: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        """A layer's attention."""
+        out: Tensor = attend(index, q, k, v, self._scale, self._layers[index].window)
+        return out
+
+    def leave(self, index: int, hidden: Tensor, out: Tensor) -> tuple[Tensor, Tensor]:
+        """A layer after its attention [N, Hq, D]: hidden states, and the block's output."""
+        weights = self._layers[index].weights
+        delta = self._ops.linear(out.reshape(len(hidden), -1), weights.o, weights.o_bias)
+        eps = self.spec.norm_eps
+        normed, hidden = self._ops.add_norm(hidden, delta, weights.post_norm, eps)
+        return hidden, self._mlp(weights, normed)
+
+    def score(self, hidden: Tensor, delta: Tensor | None, logits_rows: Tensor) -> Tensor:
+        """Logits [k, V] of packed tokens logits_rows int64 [k]."""
         delta = None if delta is None else delta[logits_rows]
-        normed, _ = norm(hidden[logits_rows], delta, self.weights.final_norm, eps)
+        norm, eps = self.weights.final_norm, self.spec.norm_eps
+        normed, _ = self._ops.add_norm(hidden[logits_rows], delta, norm, eps)
         return self._ops.linear(normed, self._head, None)
 
     def multiply_once(self, token_counts: list[int], row_counts: list[int]) -> None:
@@ -114,24 +148,6 @@ class Decoder:
         rows = [self._rotary(position) for position in torch.split(positions, 1)]
         cos, sin = (torch.cat(tables) for tables in zip(*rows, strict=True))
         return cos, sin
-
-    def _attention(
-        self, layer: _Layer, normed: Tensor, rotation: tuple[Tensor, Tensor], attend: Attend
-    ) -> Tensor:
-        weights = layer.weights
-        num_tokens = normed.shape[0]
-        qkv = self._ops.linear(normed, weights.qkv, weights.qkv_bias)
-        q, k, v = self._ops.rotate_store(
-            qkv.view(num_tokens, -1, self.head_dim),
-            rotation if layer.rope else None,
-            weights.qk_norm,
-            self.spec.norm_eps,
-            self.num_q_heads,
-            attend,
-            layer.index,
-        )
-        out = attend(layer.index, q, k, v, self._scale, layer.window)
-        return self._ops.linear(out.reshape(num_tokens, -1), weights.o, weights.o_bias)
 
     def _mlp(self, weights: LayerWeights, normed: Tensor) -> Tensor:
         gate_up = self._ops.linear(normed, weights.gate_up, weights.gate_up_bias)

@@ -65,20 +65,23 @@ class TorchDraw(FusedSampling):
 
 
 class Rerun:
-    """Stands for a CUDA graph: every replay runs the function again, into the first tensor."""
+    """Stands for a CUDA graph: every replay runs the function again, into the first tensors."""
 
     def __init__(self, run):
-        self.run, self.tokens, self.replays = run, run(), 0
+        self.run, self.results, self.replays = run, run(), 0
 
     def replay(self):
         self.replays += 1
-        self.tokens.copy_(self.run())
+        results, again = self.results, self.run()
+        pairs = [(results, again)] if torch.is_tensor(results) else zip(results, again, strict=True)
+        for result, one in pairs:
+            result.copy_(one)
 
 
 def rerun(run):
     """A Capture on any device."""
     graph = Rerun(run)
-    return graph, graph.tokens
+    return graph, graph.results
 
 
 def make(

@@ -159,7 +159,7 @@ def test_a_graph_that_fails_ends_its_requests(overlap):
 
     def capture(run):
         graph = FailingGraph(run)
-        return graph, graph.tokens
+        return graph, graph.results
 
     model = FailingModel()
     engine = engine_of(model, overlap, Made(make(model, capture=capture)))

@@ -4,6 +4,7 @@ import pytest
 import torch
 
 from core.request import SamplingParams
+from kernels.jit import INTERPRETED
 from plugins.executor.padding import FINE, STEP, Padding
 from plugins.model.ops import TorchOps
 from tests.plugins.executor.graph_run import DRAWS, device_decode, make
@@ -43,6 +44,7 @@ def run(padding, graphs):
     return core
 
 
+@pytest.mark.skipif(not INTERPRETED, reason="runs kernels on a CPU")
 @pytest.mark.parametrize("graphs", ["on", "off"])
 def test_padding_changes_no_result(graphs):
     padding = Padding(2048)

@@ -65,7 +65,7 @@ def serve(core):
     core.step((0, 4), (2, 1))
     core.step((0, 5), (1, 4), (2, 1))
     core.step((0, 1), (1, 1), (2, 1))
-    return core.outputs, core.executor._state.pool.kv
+    return core.outputs, core.executor._state.pool.kv  # page 0 holds what nobody reads
 
 
 @pytest.mark.parametrize("family", ["llama", "qwen3", "smollm3", "qwen2"])
@@ -73,19 +73,19 @@ def test_fused_decoder_answers_as_torch(folders, family):
     outputs, kv = serve(driver(load(folders[family], TorchOps())))
     fused_outputs, fused_kv = serve(driver(load(folders[family], FusedOps()), FusedPaging()))
     assert fused_outputs == outputs
-    torch.testing.assert_close(fused_kv, kv, rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(fused_kv[:, :, 1:], kv[:, :, 1:], rtol=1e-4, atol=1e-5)
 
 
 def test_float8_pool_holds_scaled_values_of_either_ops(folders):
     """Each layer's K and V to float8's precision, read back with the scales; the second layer's
     depend on attention over the first's."""
-    _, wide = serve(driver(load(folders["qwen3"], TorchOps())))
+    wide = serve(driver(load(folders["qwen3"], TorchOps())))[1][:, :, 1:]
     scales = torch.tensor([0.25, 0.125], device=DEVICE).view(1, 2, 1, 1, 1, 1)
     options = {"dtype": "float8_e4m3fn", "k_scale": 0.25, "v_scale": 0.125}
     pools = []
     for ops, paging in ((TorchOps(), None), (FusedOps(), FusedPaging())):
         core = driver(load(folders["qwen3"], ops), paging, **options)
-        _, kv = serve(core)
+        kv = serve(core)[1][:, :, 1:]
         assert kv.dtype == torch.float8_e4m3fn
         pools.append(kv.float() * scales)
         torch.testing.assert_close(pools[-1][0], wide[0], rtol=2**-4, atol=2**-10)

@@ -1,0 +1,78 @@
+"""Launches with chunks whose layers run as graphs between their attentions."""
+
+import pytest
+import torch
+
+from plugins.executor import chunk_graphs
+from plugins.executor.chunk_graphs import ChunkGraphs
+from plugins.executor.padding import Padding
+from tests.plugins.executor.graph_run import device_decode, make, rerun, serve
+from tests.plugins.model.dense import load
+from tests.tiny_models import save_tiny
+
+LARGEST = 2048
+
+
+@pytest.fixture
+def tiny(tmp_path, monkeypatch):
+    """A decoder of every kind of layer: norms of q and k, biases of none."""
+    monkeypatch.setattr(chunk_graphs, "SMALLEST", 8)
+    save_tiny("qwen3", tmp_path)
+    return lambda: load(tmp_path)
+
+
+def with_graphs(model, graphs="off"):
+    """An executor that pads, and captures at prepare."""
+    executor = make(model, graphs=graphs, decode=device_decode)
+    prepare = executor.prepare
+
+    @torch.inference_mode()
+    def prepare_and_capture(layout):
+        prepare(layout)
+        state = executor._state
+        state.padding = Padding(LARGEST)
+        state.chunk_graphs = ChunkGraphs(model, state.pool, state.padding.sizes[:12], rerun)
+        state.chunk_graphs.capture(progress=False)
+
+    executor.prepare = prepare_and_capture
+    return executor
+
+
+@pytest.mark.parametrize("graphs", ["on", "off"])
+@pytest.mark.parametrize("overlap", [False, True])
+def test_tokens_equal_those_without(tiny, graphs, overlap):
+    executor = with_graphs(tiny(), graphs)
+    layered = serve(executor, overlap=overlap, poisoned=False, rounds=1)
+    plain = serve(make(tiny(), graphs="off", decode=device_decode), poisoned=False, rounds=1)
+    assert layered.served == plain.served
+    captured = executor._state.chunk_graphs._captured
+    assert sorted(captured) == executor._state.chunk_graphs.sizes
+    replays = {size: {g.replays for g, _ in one.entries} for size, one in captured.items()}
+    assert all(len(counts) == 1 for counts in replays.values()), "every layer's graph alike"
+    assert sum(max(counts) for counts in replays.values()) > (3 if graphs == "off" else 0)
+
+
+def test_sizes_are_fine_where_launches_are_small():
+    sizes = Padding(8192).sizes
+
+    class Shape:
+        num_q_heads, head_dim, dtype, device = 1, 1, torch.float32, torch.device("cpu")
+
+    found = ChunkGraphs(Shape(), None, sizes, rerun).sizes
+    assert found[0] == 16
+    assert found[-1] == 8192
+    assert {64, 72, 640, 1024, 1536, 7680} <= set(found) <= set(sizes)
+    assert 1152 not in found
+    assert ChunkGraphs(Shape(), None, Padding(1000).sizes, rerun).sizes[-1] == 1000
+
+
+def test_a_size_that_fails_says_so(tiny):
+    def broken(run):
+        raise RuntimeError("no memory")
+
+    executor = make(tiny(), graphs="off", decode=device_decode)
+    graphs = ChunkGraphs(executor.model, None, [16], broken)
+    with pytest.raises(RuntimeError) as failure:
+        graphs.capture(progress=False)
+    said = "while capturing 16 tokens; executor.graphs=off does without"
+    assert failure.value.__notes__ == [said]
