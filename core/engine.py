@@ -205,7 +205,7 @@ class Engine:
         state = self.state
         state.now_s = state.clock.now()
         state.memory.collected(result.launch_id)
-        entry.record.graph_rows = result.graph_rows
+        entry.record.graph_rows, entry.record.attention = result.graph_rows, result.attention
         sequences, tokens = self._committer.commit(entry.launch, entry.ids, result, entry.record)
         watch.lap(entry.record, "commit")
         event = self._emit(entry.record, sequences, tokens)

@@ -1,6 +1,7 @@
 """The contract between the core and an executor: what to compute, and what came of it."""
 
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -86,7 +87,8 @@ class LaunchResult:
     prompt_logprobs: row index in the launch -> entries for prompt positions first + 1 .. min(first
     + num_tokens, prompt_len - 1), in order, where first = first_positions[row]: the logits of
     position p score the token at p + 1. finished_s: engine-clock time the device was done.
-    graph_rows: rows, padding included, of the captured graph that ran it; 0 = none did."""
+    graph_rows: rows, padding included, of the captured graph that ran it; 0 = none did. attention:
+    what its kernels planned, if the executor records that."""
 
     launch_id: int
     tokens: Int32
@@ -95,3 +97,4 @@ class LaunchResult:
     logprobs: dict[int, TokenLogprobs] = field(default_factory=dict)
     prompt_logprobs: dict[int, list[TokenLogprobs]] = field(default_factory=dict)
     graph_rows: int = 0
+    attention: dict[str, Any] = field(default_factory=dict)

@@ -269,15 +269,17 @@ class AttentionBackend(Protocol):
         self, q: Any, k_cache: Any, v_cache: Any, plan: Any, scale: float, window: int | None,
         out: Any = None,
     ) -> Any:  # fmt: skip
-        """Rows of one token each: q [num_decode_rows, num_q_heads, head_dim]; returns like q. out:
-        a contiguous tensor like q to write to and return."""
+        """Rows of one token: q [num_decode_rows, num_q_heads, head_dim]; like q, in `out` if any."""
 
     def extend(
         self, q: Any, k_cache: Any, v_cache: Any, plan: Any, scale: float, window: int | None,
         k_new: Any = None, v_new: Any = None, out: Any = None,
     ) -> Any:  # fmt: skip
         """Rows of any length, packed: q [num_tokens, num_q_heads, head_dim]; returns like q. k_new,
-        v_new: their tokens' K and V, which the caches hold too. out: as in decode."""
+        v_new: their tokens' K and V, which the caches hold too. out: contiguous, as in decode."""
+
+    def read(self, plan: Any) -> dict[str, Any]:
+        """What was planned, for the step record; waits for the device."""
 
     def describe(self) -> dict[str, Any]:
         """Names and pinned configurations of the kernels, for the manifest."""

@@ -29,7 +29,8 @@ class StepRecord:
 
     A step's tokens: prefill_tokens + decode_tokens; recomputed_tokens (a part of the former) were
     computed before and lost to a preemption. num_rows: token streams that ran; rows: (request id,
-    choice, tokens) of each, empty if the engine does not list them. graph_rows: see LaunchResult.
+    choice, tokens) of each, empty if the engine does not list them. graph_rows and attention: see
+    LaunchResult.
     Pages: pages_free + pages_tree + pages_request = pool_pages. pages_evictable of pages_tree are
     unlocked. used_tokens: slots of request pages that hold a live token; the rest of them is waste.
     external_tokens: free slots that a refused allocation could not use (contiguous), else 0."""
@@ -60,6 +61,7 @@ class StepRecord:
     rows: list[tuple[str, int, int]] = field(default_factory=list)
     choices: list[Choice] = field(default_factory=list)
     host_us: dict[str, float] = field(default_factory=dict)
+    attention: dict[str, Any] = field(default_factory=dict)
 
 
 @dataclass(slots=True, eq=False)

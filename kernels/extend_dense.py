@@ -64,6 +64,13 @@ class DensePlan:
     forms: set[Form] = field(default_factory=set)  # of arguments that were checked
     described: dict[tuple[Any, ...], tuple[Any, ...]] = field(default_factory=dict)
 
+    def read(self) -> dict[str, Any]:
+        """How many rows are long, in which form they were served, and how many tokens their
+        workspace holds."""
+        forms = {config.form if config else "plain" for config in self.chosen.values()}
+        gathered = 0 if self.slots is None else len(self.slots)
+        return {"long_rows": len(self.long_lens), "forms": sorted(forms), "gathered": gathered}
+
 
 @triton.jit
 def _gather_kernel(

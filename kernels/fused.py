@@ -13,7 +13,7 @@ from kernels.jit import INTERPRETED
 from kernels.matmul import matmul
 from kernels.page_table import StepTables, step_tables, update_table
 from kernels.rms_norm import rms_norm
-from kernels.rotary_store import DTYPES, pinned_config, rotary_store
+from kernels.rotary_store import DTYPES, pinned_choice, rotary_store
 from kernels.swiglu import swiglu
 
 ACTIVATIONS = {
@@ -80,7 +80,7 @@ class FusedOps:
         num_kv_heads = (qkv.shape[1] - num_q_heads) // 2
         if self.batch_invariant:
             counts = num_q_heads, num_kv_heads, qkv.shape[2]
-            config = pinned_config(qkv.device, counts, target.k_cache.dtype, True)
+            config = pinned_choice(qkv.device, counts, target.k_cache.dtype, True).config
         rotary_store(qkv, num_q_heads, target, cos, sin, weights, eps, config=config)
         q, k, v = qkv.split([num_q_heads, num_kv_heads, num_kv_heads], 1)
         return q, k, v
@@ -91,6 +91,20 @@ class FusedOps:
         require(activation in ACTIVATIONS, "activation", f"one of {[*ACTIVATIONS]}", activation)
         config = gates.default_config(1, gate_up.shape[1] // 2) if self.batch_invariant else None
         return swiglu(gate_up, ACTIVATIONS[activation], config)
+
+    def describe(
+        self, device: torch.device, counts: tuple[int, int, int], kv_dtype: torch.dtype
+    ) -> dict[str, Any]:
+        """Name and measured launch parameters, for the manifest. counts: query heads, KV heads,
+        head_dim."""
+        kinds = {"rotary_store": False, "rotary_store_few": True}
+        if self.batch_invariant:
+            kinds = {"rotary_store": True}
+        choices = {
+            name: pinned_choice(device, counts, kv_dtype, few).describe()
+            for name, few in kinds.items()
+        }
+        return {"name": "fused", "invariant": self.batch_invariant, **choices}
 
 
 class FusedPaging:

@@ -8,7 +8,7 @@ once, where torch's chain of operations in a half type rounds three times.
 """
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 
 import torch
@@ -19,7 +19,7 @@ from torch import Tensor
 from kernels.check import check_runs, require
 from kernels.jit import INTERPRETED
 from kernels.launch import Launcher, form_of, type_of
-from kernels.pinned import Shape, choose
+from kernels.pinned import Choice, Shape, choose
 
 EXACT_CASTS: tl.constexpr = tl.constexpr(not INTERPRETED)
 """The interpreter's cast to float8 loses the carry of a rounding into the exponent."""
@@ -232,7 +232,8 @@ def rotary_store(
         return
     if config is None:
         counts = (num_q_heads, num_kv_heads, head_dim)
-        config = pinned_config(qkv.device, counts, target.k_cache.dtype, num_tokens <= FEW_TOKENS)
+        few = num_tokens <= FEW_TOKENS
+        config = pinned_choice(qkv.device, counts, target.k_cache.dtype, few).config
     chosen = config
     q_norm, k_norm = norms or (qkv, qkv)
     cosines, sines = (qkv, qkv) if cos is None or sin is None else (cos, sin)
@@ -281,16 +282,17 @@ def _form(
 
 
 @lru_cache
-def pinned_config(
+def pinned_choice(
     device: torch.device, counts: tuple[int, int, int], cache_dtype: torch.dtype, few: bool
-) -> RotaryStoreConfig:
+) -> Choice[RotaryStoreConfig]:
     """The measured configuration for (query heads, KV heads, head_dim), else the default."""
     num_q_heads, num_kv_heads, head_dim = counts
     default = default_config(num_q_heads + 2 * num_kv_heads, triton.next_power_of_2(head_dim // 2))
     shape = Shape(head_dim, str(cache_dtype).removeprefix("torch."), 1, num_q_heads // num_kv_heads)
-    config = choose(FEW if few else MANY, device, shape, [default], lambda _: 0).config
+    choice = choose(FEW if few else MANY, device, shape, [default], lambda _: 0)
     most = triton.next_power_of_2(num_q_heads + 2 * num_kv_heads)
-    return RotaryStoreConfig(min(config.heads, most), config.num_warps)
+    heads = min(choice.config.heads, most)
+    return replace(choice, config=RotaryStoreConfig(heads, choice.config.num_warps))
 
 
 def default_config(num_heads: int, block_half: int) -> RotaryStoreConfig:

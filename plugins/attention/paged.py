@@ -191,6 +191,18 @@ class PagedBackend:
         )
         return found if into or out is None else out.copy_(found)
 
+    def read(self, plan: PagedPlan) -> dict[str, Any]:
+        """What the kernels of a launch planned, for records; waits for the device. Of a kernel
+        whose plan has no `read`, its name alone."""
+        parts = (("decode", plan.decode), ("extend", plan.extend))
+        facts = {}
+        for name, part in parts:
+            if part is not None:
+                read = getattr(part.options.get("plan"), "read", None)
+                planned = {} if read is None else {"plan": read()}
+                facts[name] = {"kernel": kernel_name(part.kernel)} | planned
+        return facts
+
     def describe(self) -> dict[str, Any]:
         """Names, capabilities and chosen configurations of both kernels, for the manifest."""
         kernels = {"decode": self._decode, "extend": self._extend}

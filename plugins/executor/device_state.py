@@ -61,8 +61,10 @@ def allocate(
     dtype: torch.dtype,
     scales: tuple[float, float],
     side: torch.cuda.Stream | None,
+    keep_plans: bool,
 ) -> DeviceState:
-    """A state without graphs. dtype, scales: the pool's (see KVPool). side: see LaunchAttention."""
+    """A state without graphs. dtype, scales: the pool's (see KVPool). side, keep_plans: see
+    Forward."""
     shape = (model.num_layers, model.num_kv_heads, model.head_dim)
     pool = KVPool(layout, *shape, dtype, model.device, *scales)
     on_gpu = torch.device(model.device).type == "cuda"
@@ -73,7 +75,7 @@ def allocate(
         pool=pool,
         rows=SamplingRows(layout.num_rows + 1, model.vocab_size),
         penalties=PenaltyCounts(layout.num_rows, model.vocab_size, model.device),
-        forward=Forward(model, pool, backend, paging, side),
+        forward=Forward(model, pool, backend, paging, side, [] if keep_plans else None),
         padding=Padding(layout.max_num_batched_tokens) if on_gpu else None,
         sharing=sharing,
     )

@@ -3,6 +3,7 @@ the tokens too."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -18,13 +19,15 @@ from plugins.executor.sampling import SamplingKernels
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Forward:
-    """A model over the paged pool. side: see LaunchAttention."""
+    """A model over the paged pool. side: see LaunchAttention. plans: where a launch's plan of
+    attention is left, None = nowhere."""
 
     model: Model
     pool: KVPool
     backend: AttentionBackend
     paging: Paging
     side: torch.cuda.Stream | None
+    plans: list[Any] | None = None
 
     def logits(
         self,
@@ -60,6 +63,8 @@ class Forward:
             shares_prefix=shares_prefix,
         )
         plan = self.backend.plan(batch)
+        if self.plans is not None:
+            self.plans[:] = [plan]
         taken = graphs is not None and graphs.takes(len(token_ids))
         out = graphs.out(len(token_ids)) if graphs is not None and taken else None
         rows = num_decode, num_decode < len(query_lens)

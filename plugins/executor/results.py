@@ -1,5 +1,6 @@
 """Results of a launch between the device and the host."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from math import isnan
 from typing import Any
@@ -25,7 +26,7 @@ class InFlight:
     tokens int64: of the rows `sampled`, int64 [k]; of all rows where graph_rows is not 0, see
     LaunchResult. samples: not None where logprobs is not. fault: what is said of a row whose logits
     hold no token. finished_s: when it was done, known at once where there is no device to wait for.
-    """
+    read_plan: what attention planned, see LaunchResult."""
 
     launch_id: int
     tokens: Tensor
@@ -38,6 +39,7 @@ class InFlight:
     logprobs: Entries | None = None
     scores: PromptScores | None = None
     score_entries: Entries | None = None
+    read_plan: Callable[[], dict[str, Any]] | None = None
 
     def wait(self, clock: Clock) -> LaunchResult:
         """The results, waiting for the device if there is one."""
@@ -59,6 +61,7 @@ class InFlight:
             logprobs=logprobs,
             prompt_logprobs=self._prompt_logprobs(errors),
             graph_rows=self.graph_rows,
+            attention={} if self.read_plan is None else self.read_plan(),
         )
 
     def _prompt_logprobs(self, errors: dict[int, str]) -> dict[int, list[TokenLogprobs]]:

@@ -65,6 +65,7 @@ class TorchExecutor:
         sampling: SamplingKernels | None = None,
         graphs: str = "auto",
         capture: Capture | None = None,
+        record_plan: bool = False,
     ) -> None:
         """capture: for launches of one-token rows on any device, None = as CUDA graphs. The rest as
         TorchRunner's."""
@@ -80,6 +81,7 @@ class TorchExecutor:
         self._build_attention = query.attention
         self._graphs = graphs
         self._capture = capture
+        self._record_plan = record_plan
         self._max_rows = min(LARGEST, query.engine.max_num_seqs)
         self._engine = query.engine
         self._backend: AttentionBackend | None = None
@@ -179,6 +181,8 @@ class TorchExecutor:
             "num_threads": torch.get_num_threads(),
             "sampling": "torch" if self._sampling is None else self._sampling.describe(),
         }
+        if hasattr(self.model, "describe"):
+            facts |= self.model.describe(self._dtype)
         if self._state is not None:
             state = self._state
             facts["kv_pool_bytes"] = state.pool.kv.nbytes
@@ -202,7 +206,8 @@ class TorchExecutor:
         model, kv = self.model, (self._dtype, self._scales)
         if self._backend is None:  # once: it knows the size of a page, not that of the pool
             self._backend = self._build_attention(attention_query(model, layout.page_size, *kv))
-        return allocate(layout, model, self._backend, self._paging, *kv, self._side)
+        parts = self._backend, self._paging, *kv, self._side, self._record_plan
+        return allocate(layout, model, *parts)
 
     def _run(self, launches: Iterable[Launch]) -> None:
         for launch in launches:
@@ -256,6 +261,8 @@ class TorchExecutor:
     def _why_no_graphs(self, backend: AttentionBackend) -> str:
         if self._graphs == "off":
             return "off"
+        if self._record_plan:
+            return "executor.record_plan reads every launch's plan"
         device = "cuda" if self._capture else self.device.type
         return why_not(device, self._sampling, backend.describe()) or ""
 
@@ -306,7 +313,9 @@ class TorchExecutor:
         if scores is not None:
             rest = logits[samples.num_rows : packed.num_logits]
             entries = score(rest, inputs["score_targets"], max(scores.num_top), kernels)
-        asked = {"samples": samples, "scores": scores, "score_entries": entries}
+        asked: dict[str, Any] = {"samples": samples, "scores": scores, "score_entries": entries}
+        if state.forward.plans:
+            asked["read_plan"] = partial(state.forward.backend.read, state.forward.plans[0])
         self._send(launch, drawn.tokens, logprobs=drawn.logprobs, **asked)
 
     def _send(self, launch: Launch, tokens: Tensor, **rest: Any) -> None:

@@ -27,7 +27,9 @@ class TorchRunner:
     this process, None = leave them. k_scale, v_scale: a float8 pool holds K / k_scale and V /
     v_scale. paging: a plugins.executor.paging.Paging, None = torch. sampling: a
     plugins.executor.sampling.SamplingKernels, None = torch. graphs: launches of one-token rows as
-    CUDA graphs; auto = where device and kernels allow it, on = refuse to start otherwise."""
+    CUDA graphs; auto = where device and kernels allow it, on = refuse to start otherwise.
+    record_plan: read what attention planned into each step's record; waits for the device at every
+    launch, and does without graphs."""
 
     def __init__(
         self,
@@ -38,6 +40,7 @@ class TorchRunner:
         paging: Any = None,
         sampling: Any = None,
         graphs: str = "auto",
+        record_plan: bool = False,
     ) -> None:
         rule = f"auto or one of {', '.join(DTYPES)}"
         require(dtype == "auto" or dtype in DTYPES, "executor.dtype", rule, dtype)
@@ -54,6 +57,7 @@ class TorchRunner:
         self._sampling = sampling
         require(graphs in GRAPHS, "executor.graphs", f"one of {', '.join(GRAPHS)}", graphs)
         self._graphs = graphs
+        self._record_plan = record_plan
 
     @hookimpl
     def build_executor(self, query: ExecutorQuery) -> "TorchExecutor":
@@ -67,4 +71,5 @@ class TorchRunner:
             query = replace(query, attention=checked(query.attention))
         dtype = model.dtype if self._dtype == "auto" else DTYPES[self._dtype]
         kernels = self._paging, self._sampling
-        return TorchExecutor(model, dtype, query, self._scales, *kernels, self._graphs)
+        options: dict[str, Any] = {"graphs": self._graphs, "record_plan": self._record_plan}
+        return TorchExecutor(model, dtype, query, self._scales, *kernels, **options)

@@ -130,6 +130,11 @@ class Decoder:
         normed, _ = self._ops.add_norm(hidden[logits_rows], delta, norm, eps)
         return self._ops.linear(normed, self._head, None)
 
+    def describe(self, kv_dtype: torch.dtype) -> dict[str, Any]:
+        """Which operations serve the layers, for the manifest."""
+        counts = self.num_q_heads, self.num_kv_heads, self.head_dim
+        return {"ops": self._ops.describe(self.device, counts, kv_dtype)}
+
     def multiply_once(self, token_counts: list[int], row_counts: list[int]) -> None:
         """Every matrix product of the layers for these numbers of tokens, and the head's for these
         numbers of rows."""

@@ -31,6 +31,12 @@ class LayerOps(Protocol):
     def check(self, device: torch.device, dtype: torch.dtype, head_dim: int) -> None:
         """Raise ValueError, saying why, for a model it cannot serve."""
 
+    def describe(
+        self, device: torch.device, counts: tuple[int, int, int], kv_dtype: torch.dtype
+    ) -> dict[str, Any]:
+        """Names and launch parameters, for the manifest. counts: query heads, KV heads,
+        head_dim."""
+
     def add_norm(
         self, x: Tensor, delta: Tensor | None, weight: Tensor, eps: float
     ) -> tuple[Tensor, Tensor]:
@@ -70,6 +76,15 @@ class TorchOps:
         if self.batch_invariant and device.type != "cpu":
             rule = "ops must be fused for engine.deterministic on a GPU"
             raise ValueError(f"{rule}, got torch's on {device}")
+
+    def describe(
+        self,
+        device: torch.device,
+        counts: tuple[int, int, int],
+        kv_dtype: torch.dtype,
+    ) -> dict[str, Any]:
+        """See LayerOps."""
+        return {"name": "torch", "invariant": self.batch_invariant}
 
     def add_norm(
         self, x: Tensor, delta: Tensor | None, weight: Tensor, eps: float

@@ -13,7 +13,7 @@ from kernels.rotary_store import (
     RotaryStoreConfig,
     StoreTarget,
     default_config,
-    pinned_config,
+    pinned_choice,
     rotary_store,
 )
 
@@ -192,10 +192,10 @@ def test_measured_configuration_serves_batches_of_its_size(monkeypatch, tmp_path
     monkeypatch.setattr(pinned, "TABLE", tmp_path / "pinned.json")
     pinned.TABLE.write_text(json.dumps(entries))
     pinned._table.cache_clear()
-    pinned_config.cache_clear()
+    pinned_choice.cache_clear()
 
     def chosen(few, counts=(32, 8, 128), device="cuda"):
-        return pinned_config(torch.device(device), counts, torch.bfloat16, few)
+        return pinned_choice(torch.device(device), counts, torch.bfloat16, few).config
 
     try:
         assert chosen(few=False) == RotaryStoreConfig(32, 8)
@@ -204,7 +204,7 @@ def test_measured_configuration_serves_batches_of_its_size(monkeypatch, tmp_path
         assert chosen(False, device="cpu") == default_config(48, 64)
     finally:
         pinned._table.cache_clear()
-        pinned_config.cache_clear()
+        pinned_choice.cache_clear()
 
 
 def test_slots_far_into_the_cache_are_64_bit():

@@ -94,6 +94,7 @@ def make(
     sampling=TorchDraw,
     engine=None,
     shared=None,
+    **options,
 ):
     """An executor with sampling kernels; capture None: real CUDA graphs where there are any."""
     backend = PagedAttention(decode, extend, shared=shared)
@@ -103,7 +104,9 @@ def make(
         attention=backend.build_attention,
     )  # fmt: skip
     kernels = paging, sampling()
-    return TorchExecutor(model, model.dtype, query, (1.0, 1.0), *kernels, graphs, capture)
+    return TorchExecutor(
+        model, model.dtype, query, (1.0, 1.0), *kernels, graphs, capture, **options
+    )
 
 
 def serve(executor, page_size=4, overlap=False, poisoned=True, num_tokens=2048, rounds=2):

@@ -177,6 +177,17 @@ def test_torch_layer_has_more_launches(folders, monkeypatch):
     assert launches(load(folders["llama"], TorchOps()), monkeypatch).total() > 10
 
 
+def test_manifest_tells_the_operations_and_their_parameters(folders):
+    facts = {}
+    for ops in (TorchOps(), FusedOps(), FusedOps(invariant=True)):
+        facts[ops.batch_invariant, type(ops)] = load(folders["llama"], ops).describe(torch.float16)
+    assert facts[False, TorchOps] == {"ops": {"name": "torch", "invariant": False}}
+    fused = facts[False, FusedOps]["ops"]
+    assert set(fused) == {"name", "invariant", "rotary_store", "rotary_store_few"}
+    assert set(fused["rotary_store"]["configuration"]) == {"heads", "num_warps"}
+    assert "rotary_store_few" not in facts[True, FusedOps]["ops"]
+
+
 def test_every_activation_of_a_config_has_a_kernel():
     assert set(ACTIVATIONS) == set(spec.ACTIVATIONS)
     x = torch.linspace(-4, 4, 12, device=DEVICE)[None]
