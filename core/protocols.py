@@ -269,7 +269,7 @@ class AttentionBackend(Protocol):
         self, q: Any, k_cache: Any, v_cache: Any, plan: Any, scale: float, window: int | None,
         out: Any = None,
     ) -> Any:  # fmt: skip
-        """Rows of one token: q [num_decode_rows, num_q_heads, head_dim]; like q, in `out` if any."""
+        """One-token rows: q [num_decode_rows, num_q_heads, head_dim]; like q, in `out` if any."""
 
     def extend(
         self, q: Any, k_cache: Any, v_cache: Any, plan: Any, scale: float, window: int | None,

@@ -46,6 +46,7 @@ from core.launch import Launch, LaunchResult, PoolLayout
 from core.queries import AttentionQuery, ExecutorQuery, ModelQuery, SinkQuery
 from core.records import RunInfo
 from core.request import Request, SamplingParams
+from experiments.engines.direct_hooks import DirectHooks
 from experiments.engines.report import host
 from plugins.executor.torch_runner import TorchRunner
 
@@ -123,26 +124,6 @@ class EmptyModel:
     ) -> Any:
         """Logits float32 [k, VOCAB]."""
         return torch.zeros(len(logits_rows), VOCAB)
-
-
-class DirectHooks:
-    """Hooks as the engine asks them in a step, each a plain call of the plugin in charge."""
-
-    def __init__(self, hooks: Hooks) -> None:
-        self.who, self.displaces = hooks.who, hooks.displaces
-        self._answers = {
-            hook: (getattr(hooks.registered[name].plugin, hook), name)
-            for hook, name in hooks.in_charge().items()
-            if hook.startswith("decide_")
-        }
-
-    def decide(self, hook: str, query: object) -> tuple[Any, str]:
-        """The answer and whose it is."""
-        answer, name = self._answers[hook]
-        return answer(query=query), name
-
-    def notify(self, hook: str, query: object) -> None:
-        """Nobody observes."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -109,6 +109,7 @@ def serve(experiment: Experiment) -> tuple[bool, list[Line]]:
         "mode._target_=experiments.engines.serve.Serve",
         f"+mode.paths=[{quoted}]",
         f"+mode.rounds={arguments.rounds}",
+        f"+mode.direct={arguments.direct_hooks}",
         f"hydra.run.dir={folder / OURS}",
         "~sinks.figures",
         *(TIMELINE if arguments.timeline else ()),
@@ -199,6 +200,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--online-requests", type=int, default=ONLINE_REQUESTS)
     parser.add_argument("--scale", type=float, default=1.0, help="share of the offline requests")
     parser.add_argument("--rounds", type=int, default=1)
+    parser.add_argument("--direct-hooks", action="store_true", help="ours again without pluggy")
     parser.add_argument("--timeline", action="store_true", help="profile ours: where time goes")
     parser.add_argument("--peers", type=Path, help="the peers' script")
     parser.add_argument("--peer-engine", default="vllm")

@@ -2,6 +2,7 @@
 
 `python -m experiments.engines.run` starts it through run.py: mode._target_ names this class."""
 
+import itertools
 import json
 import time
 from collections.abc import Sequence
@@ -15,18 +16,21 @@ import numpy as np
 from core.engine import Engine
 from core.request import Request, SamplingParams
 from core.session import Session
+from experiments.engines.direct_hooks import DirectHooks
 from experiments.engines.workloads import warm_up_load
 from plugins.mode.bench import Bench, Outlet
 from plugins.mode.step_totals import StepTotals
 from plugins.workload.file import File
 
 RESULTS = "results.jsonl"
+DIRECT = "hooks called directly"
 READY = "ready"
 
 
 class Serve(Bench):
     """paths: request files, named by their stems; rounds: how often to go through all of them.
     warmup: first two batches of `warmup_requests` prompts, drawn and greedy. lock: as in Bench.
+    direct: serve every file a second time in turn, hooks called directly (direct_hooks.py).
 
     Writes a line of results.jsonl as each run ends, and one with the time of the first token before
     all others; the sinks of each run write to a folder of its own."""
@@ -38,11 +42,13 @@ class Serve(Bench):
         warmup: bool = True,
         lock: str = "fail",
         warmup_requests: int = 64,
+        direct: bool = False,
     ) -> None:
         super().__init__(warmup, lock)
         self.paths = paths
         self.rounds = rounds
         self.warmup_requests = warmup_requests
+        self.direct = direct
         self._wall_s = 0.0  # of the file served last
 
     def _serve(
@@ -55,12 +61,19 @@ class Serve(Bench):
             if warms:
                 log.write(json.dumps(self._warm_up(session, engine) | {"executor": facts}) + "\n")
                 log.flush()
-            for number in range(self.rounds):
-                for path in map(Path, self.paths):
-                    result = self._serve_file(session, engine, outlet, path, number)
-                    results.append(result)
-                    log.write(json.dumps(result) + "\n")
-                    log.flush()
+            ways: dict[str, Any] = {"": engine.state.hooks}
+            if self.direct:
+                ways[DIRECT] = DirectHooks(session.hooks)
+            turns = itertools.product(range(self.rounds), map(Path, self.paths), ways.items())
+            for number, path, (name, hooks) in turns:
+                engine.state.hooks = hooks
+                folder = f"{path.stem}-{number}{'-direct' if name else ''}"
+                result = self._serve_file(session, engine, outlet, path, folder)
+                result |= {"round": number} | ({"engine": name} if name else {})
+                results.append(result)
+                log.write(json.dumps(result) + "\n")
+                log.flush()
+            engine.state.hooks = ways[""]
         session.hooks.check_all_asked(session.engine.strict)
         return {"results": results}
 
@@ -82,10 +95,9 @@ class Serve(Bench):
         return {"kind": READY, "unix_s": first_s}
 
     def _serve_file(
-        self, session: Session, engine: Engine, outlet: Outlet, path: Path, number: int
+        self, session: Session, engine: Engine, outlet: Outlet, path: Path, folder: str
     ) -> dict[str, Any]:
-        name = f"{path.stem}-{number}"
-        session = replace(session, workload=File(str(path)), folder=session.folder / name)
+        session = replace(session, workload=File(str(path)), folder=session.folder / folder)
         session.folder.mkdir(exist_ok=True)
         tokenizer, vocab = engine.executor.tokenizer, engine.executor.vocab_size
         requests = session.workload.requests(tokenizer, vocab, session.run.seed)
@@ -93,7 +105,7 @@ class Serve(Bench):
         engine.records.clear()
         clear_cache(engine)
         figures = _figures(requests, summary, self._wall_s)
-        return {"workload": path.stem, "round": number, **figures, **_timeline(session.folder)}
+        return {"workload": path.stem, **figures, **_timeline(session.folder)}
 
     def _replay(self, session: Session, engine: Engine, requests: Sequence[Request]) -> StepTotals:
         begin = time.perf_counter()

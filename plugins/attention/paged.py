@@ -11,9 +11,12 @@ kernel's; and `describe`, called for the manifest. Shapes as in core.protocols; 
     describe(device, head_dim, kv_dtype, page_size, group)
 
 A kernel with a plan receives what it returned as the keyword `plan`; k_scale and v_scale are passed
-where the cache holds scaled values. An extend kernel that declares `takes_new_kv` also receives the
-new tokens' K and V as k_new and v_new where the cache has q's dtype; from a narrower cache all
-reads are of its rounded values, so that results do not depend on how a prompt is cut.
+where the cache holds scaled values. One that declares `takes_out` receives where its result goes as
+the keyword `out`; another's is copied there. To an extend kernel q may bring more tokens than
+query_starts tells of: padding, whose results count for nothing. One that declares `takes_new_kv`
+also receives the new tokens' K and V as k_new and v_new where the cache has q's dtype; from a
+narrower cache all reads are of its rounded values, so that results do not depend on how a prompt is
+cut.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Sizes to which launches outside graphs are padded on a GPU.
+"""Sizes to which launches are padded on a GPU, but those that a graph of one-token rows stands for.
 
 For a matrix product with a number of rows that it has not met, the library picks a kernel and loads
 it, which takes the host up to tens of milliseconds. So numbers of tokens and of logits are rounded
@@ -24,7 +24,9 @@ class Padding:
         self.sizes += [*range(FINE + STEP, largest, STEP), largest] if largest > FINE else []
 
     def __call__(self, count: int) -> int:
-        """The least size that holds `count`; `count` itself beyond all sizes."""
+        """The least size that holds `count`; `count` itself if it is 0 or beyond all sizes."""
+        if not count:
+            return 0  # a launch that samples nothing would else read the output head for one row
         at = bisect_left(self.sizes, count)
         return count if at == len(self.sizes) else self.sizes[at]
 

@@ -162,6 +162,26 @@ def test_command_measures_both_engines_and_makes_tables(tmp_path, monkeypatch, c
     assert "| prefill |" in capsys.readouterr().out
 
 
+def test_hooks_called_directly_serve_the_same_requests_by_turns(tmp_path, monkeypatch):
+    out = tmp_path / "out.jsonl"
+    options = "--model tiny_llama --scale 0.008 --workloads prefix --direct-hooks --rounds 2"
+    options += f" --folder {tmp_path} --out {out}"
+    overrides = "device=cpu model.config.vocab_size=10001 +mode.warmup_requests=2 mode.lock=off"
+    overrides += " model.config.max_position_embeddings=8192 engine.pool_tokens=16384"
+    monkeypatch.setattr(sys, "argv", ["run", *options.split(), *overrides.split()])
+    assert run.main() == 0
+    lines = [json.loads(line) for line in out.read_text().splitlines()]
+    direct = "hooks called directly"
+    turns = [("tritium", 0), (direct, 0), ("tritium", 1), (direct, 1)]
+    assert [(line["engine"], line["round"]) for line in lines] == turns
+    assert len({(line["output_tokens"], line["steps"]) for line in lines}) == 1
+    asked = []
+    for name in ("prefix-0", "prefix-0-direct", "prefix-1", "prefix-1-direct"):
+        summary = json.loads((tmp_path / "tritium" / name / "summary.json").read_text())
+        asked.append({one["hook"]: one["asked"] for one in summary["plugins"]}["decide_batch"])
+    assert asked[0] == asked[1] < asked[2] == asked[3], "pluggy is asked in every other run alone"
+
+
 def test_report_takes_medians_and_the_ratio_to_the_peer():
     common = {"kind": "engine", "model": "m", "workload": "nano", "floor_s": 1.0, "of_floor": 0.25}
     common |= {"floor_once_s": 1.0, "output_tok_s": 10.0, "total_tok_s": 20.0}

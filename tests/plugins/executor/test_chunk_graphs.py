@@ -3,10 +3,12 @@
 import pytest
 import torch
 
+from core.errors import LaunchError
 from plugins.executor import chunk_graphs
 from plugins.executor.chunk_graphs import ChunkGraphs
 from plugins.executor.padding import Padding
-from tests.plugins.executor.graph_run import device_decode, make, rerun, serve
+from tests.plugins.executor.graph_run import DRAWS, device_decode, make, poison, rerun, serve
+from tests.plugins.executor.launch_driver import Driver
 from tests.plugins.model.dense import load
 from tests.tiny_models import save_tiny
 
@@ -42,14 +44,52 @@ def with_graphs(model, graphs="off"):
 @pytest.mark.parametrize("overlap", [False, True])
 def test_tokens_equal_those_without(tiny, graphs, overlap):
     executor = with_graphs(tiny(), graphs)
-    layered = serve(executor, overlap=overlap, poisoned=False, rounds=1)
-    plain = serve(make(tiny(), graphs="off", decode=device_decode), poisoned=False, rounds=1)
+    layered = serve(executor, overlap=overlap, rounds=1)
+    plain = serve(make(tiny(), graphs="off", decode=device_decode), rounds=1)
     assert layered.served == plain.served
     captured = executor._state.chunk_graphs._captured
     assert sorted(captured) == executor._state.chunk_graphs.sizes
     replays = {size: {g.replays for g, _ in one.entries} for size, one in captured.items()}
     assert all(len(counts) == 1 for counts in replays.values()), "every layer's graph alike"
     assert sum(max(counts) for counts in replays.values()) > (3 if graphs == "off" else 0)
+
+
+def run_beside(executor, fails):
+    """Three rows decode; a prompt joins them, whose first launch runs out of memory between two
+    layers if it `fails`. All rows' outputs."""
+    core = Driver(executor, 4, num_rows=12)
+    core.alter = lambda launch: poison(core) or launch
+    for row in range(3):
+        core.start(row, range(1 + row, 20 + row), DRAWS[row], seed=row)
+    core.step(*((row, 19) for row in range(3)))
+    core.launch(*((row, 1) for row in range(3)))
+    core.start(5, range(3, 20))
+    if fails:
+        attend = executor.model.attend
+
+        def broken(attention, index, q, k, v):
+            if index == 1:
+                raise torch.OutOfMemoryError("no memory")
+            return attend(attention, index, q, k, v)
+
+        executor.model.attend = broken
+        with pytest.raises(LaunchError, match="no memory"):
+            core.launch((5, 17))
+        executor.model.attend = attend
+        core.sampling.pop()
+        core.release(5)
+        core.start(5, range(3, 20))
+    core.launch(*((row, 1) for row in range(3)), (5, 17))
+    core.collect()
+    core.collect()
+    for _ in range(3):
+        core.step(*((row, 1) for row in (0, 1, 2, 5)))
+    return core.outputs
+
+
+def test_a_launch_that_fails_between_two_layers_concerns_no_other(tiny):
+    plain = make(tiny(), graphs="off", decode=device_decode)
+    assert run_beside(with_graphs(tiny()), True) == run_beside(plain, False)
 
 
 def test_sizes_are_fine_where_launches_are_small():

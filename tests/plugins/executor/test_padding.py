@@ -25,6 +25,7 @@ def test_sizes_hold_every_count_with_little_waste(largest):
         assert size in padding.sizes
         assert size - count < max(8, count / 8, 0 if count <= FINE else STEP)
     assert padding(largest + 1) == largest + 1
+    assert padding(0) == 0
     assert len(padding.sizes) <= 60 + largest / STEP
 
 
@@ -72,7 +73,9 @@ def test_products_meet_sizes_alone(monkeypatch):
         core.start(row, range(1, 4 + row))
     core.step(*((row, 3 + row) for row in range(11)))
     core.step(*((row, 1) for row in range(11)))
-    assert met == [(88, 16), (16, 16)]
+    core.start(11, range(1, 20))
+    core.step((11, 9))
+    assert met == [(88, 16), (16, 16), (16, 0)], "nothing sampled, no logits"
 
 
 def test_a_decoder_multiplies_all_sizes_beforehand(tmp_path):

@@ -8,7 +8,6 @@ import pytest
 from core.launch import Launch, RowSetup
 from core.request import SamplingParams
 from kernels.declare import Capabilities, declare
-from plugins.attention.paged import PagedAttention
 from plugins.executor import sharing
 from plugins.executor.device_state import SHARED_ROWS
 from plugins.executor.sharing import SharedPages
@@ -149,4 +148,3 @@ def test_a_backend_without_such_a_kernel_notes_nothing():
     executor = make(ToyModel())
     Driver(executor, PAGE)
     assert executor._state.sharing is None
-    assert PagedAttention(device_decode, device_decode, shared=device_decode)
