@@ -143,6 +143,7 @@ class Engine:
         except Exception as error:
             self._stop(error, record)
             raise
+        self._packer.account(launch, rows, record)
         record.num_rows, record.rows = len(rows.slots), listed
         record.launched_s = state.clock.now()
         watch.lap(record, "launch")

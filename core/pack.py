@@ -46,28 +46,20 @@ class Packer:
             setups=tuple(self._setup(table.at(slot)) for slot in rows.slots[fresh].tolist()),
         )
         self.next_id += 1
-        self._account(rows, first, ends, samples, record)
-        memory.launched(launch.launch_id, row_ids)
-        return launch, rows
-
-    def _account(
-        self,
-        rows: Rows,
-        first: NDArray[np.int32],
-        ends: NDArray[np.int32],
-        samples: NDArray[np.bool_],
-        record: StepRecord,
-    ) -> None:
-        table = self._state.table
-        again = np.clip(table.computed_max[rows.slots] - first, 0, rows.num_tokens)
-        decoding = rows.num_tokens == 1
         table.computed[rows.slots] = ends
         table.in_flight[rows.slots] += samples
         table.last_step[rows.slots] = record.step
-        record.decode_tokens = int(decoding.sum())
-        record.prefill_tokens = int(rows.num_tokens.sum()) - record.decode_tokens
+        memory.launched(launch.launch_id, row_ids)
+        return launch, rows
+
+    def account(self, launch: Launch, rows: Rows, record: StepRecord) -> None:
+        """Count the tokens of a launch that is on its way."""
+        table, num_tokens = self._state.table, rows.num_tokens
+        again = np.clip(table.computed_max[rows.slots] - launch.first_positions, 0, num_tokens)
+        record.decode_tokens = int((num_tokens == 1).sum())
+        record.prefill_tokens = int(num_tokens.sum()) - record.decode_tokens
         record.recomputed_tokens = int(again.sum())
-        table.computed_total[rows.slots] += rows.num_tokens
+        table.computed_total[rows.slots] += num_tokens
         table.recomputed_total[rows.slots] += again
 
     def _token_ids(

@@ -80,11 +80,12 @@ def make(model, parts, slice_tokens=1024, cache=NoCache, seqs=16, pool_tokens=81
 
 
 def params(index, max_tokens):
-    """Greedy and drawn by turns, with the log-probabilities of both."""
+    """Greedy and drawn by turns, with the log-probabilities of both; some penalised, which changes
+    the type in which a batch's logits are kept, and some drawn after top-p, which sums them."""
     temperature = (0.0, 1.2)[index % 2]
-    return SamplingParams(
-        max_tokens=max_tokens, temperature=temperature, seed=index, ignore_eos=True, logprobs=2
-    )
+    more = ({}, {"top_p": 0.8}, {"repetition_penalty": 1.1}, {"top_p": 0.9})[index % 4]
+    common = {"max_tokens": max_tokens, "seed": index, "ignore_eos": True, "logprobs": 2}
+    return SamplingParams(temperature=temperature, **common, **more)
 
 
 def answers(engine, prompts, max_tokens, forced=0):
@@ -175,8 +176,9 @@ def refused(tmp_path, ops, parts, message, family="llama", **settings):
         (SharedPrefix(), extend),
         (InvariantDecode(64), InvariantExtend(128)),
         (InvariantDecode(64), torch_invariant.extend),
+        (InvariantDecode(64), InvariantExtend(64), None, SharedPrefix()),
     ],
-    ids=["torch", "split_kv", "shared_prefix", "other splits", "mixed"],
+    ids=["torch", "split_kv", "shared_prefix", "other splits", "mixed", "shared"],
 )
 def test_kernels_that_do_not_agree_are_refused(tmp_path, kernels):
     parts = PagedAttention(*kernels), TorchRunner()

@@ -21,16 +21,18 @@ def check_model(model: Any, sampling: SamplingKernels | None) -> None:
 
 
 def checked(build: Callable[[AttentionQuery], Any]) -> Callable[[AttentionQuery], Any]:
-    """`build`, which raises ConfigError unless both kernels of its backend declare one and the same
+    """`build`, which raises ConfigError unless all kernels of its backend declare one and the same
     reduction order."""
 
     def build_and_check(query: AttentionQuery) -> Any:
         backend = build(query)
         facts = backend.describe()
-        orders = [_order(facts.get(part)) for part in ("decode", "extend")]
-        rule = "false unless attention.decode and attention.extend declare one reduction_order"
-        holds = orders[0] is not None and orders[0] == orders[1]
-        require(holds, FIELD, f"{rule}; {facts.get('name')} has {orders[0]!r}, {orders[1]!r}", True)
+        parts = [part for part in ("decode", "extend", "shared") if part in facts]
+        orders = [_order(facts[part]) for part in parts]
+        rule = f"false unless {' and '.join(f'attention.{part}' for part in parts)} declare one"
+        holds = len(parts) >= 2 and orders[0] is not None and len(set(orders)) == 1
+        found = f"{rule} reduction_order; {facts.get('name')} has {', '.join(map(repr, orders))}"
+        require(holds, FIELD, found, True)
         return backend
 
     return build_and_check

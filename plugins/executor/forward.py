@@ -76,7 +76,9 @@ class Forward:
             logits = graphs.model.score(*states, scored)
         else:
             logits = self.model.forward(token_ids, positions, attend, scored)
-        return logits[:, : self.model.vocab_size]  # padding of the head is never scored or sampled
+        logits = logits[:, : self.model.vocab_size]  # padding of the head is never scored
+        # A neighbour's penalties must not decide in which type all logits are read.
+        return logits.float() if getattr(self.model, "batch_invariant", False) else logits
 
     def decode(
         self, inputs: dict[str, Tensor], kernels: SamplingKernels, shares_prefix: bool

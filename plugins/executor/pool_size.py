@@ -103,9 +103,12 @@ def cuda_budget(
     run: Callable[[list[Launch]], None],
     largest: list[Launch],
     graph_rows: int,
+    graph_sets: int,
+    layered: bool,
 ) -> Budget:
     """The budget of a CUDA device whose weights are loaded. run: computes launches, one after the
-    other. graph_rows: rows of the largest graph, 0 = no graphs."""
+    other. graph_rows: rows of the largest graph, 0 = no graphs; graph_sets: how many graphs of each
+    size; layered: launches with chunks have graphs too."""
     cuda = torch.cuda
     cuda.empty_cache()
     weights = cuda.memory_reserved(device)
@@ -114,8 +117,8 @@ def cuda_budget(
     graphs = 0
     if graph_rows:  # their tensors come from a pool of their own, as large as the largest needs
         before, peak = _peak(partial(run, [graph_launch(graph_rows)]), device)
-        graphs = peak - before + len(graph_sizes(graph_rows)) * GRAPH_BYTES
-        graphs += work  # those of launches with chunks hold what such a launch takes
+        graphs = peak - before + graph_sets * len(graph_sizes(graph_rows)) * GRAPH_BYTES
+        graphs += work if layered else 0  # they hold what such a launch takes
     free, total = cuda.mem_get_info(device)
     others = total - free - cuda.memory_reserved(device)
     return Budget(share, total, others, weights, work, graphs)

@@ -13,10 +13,11 @@ DEPTHS = (256, 1024, 4096)
 
 class SharedPages:
     """The pages that table rows hold at a few depths. least: share of the rows' context that
-    sharing must spare."""
+    sharing must spare. forced: it is always worth it."""
 
     def __init__(self, num_rows: int, page_size: int, least: float = 0.05) -> None:
         self._least = least
+        self.forced = False
         depths = [depth for depth in DEPTHS if depth >= page_size]
         self._tokens = np.array(depths, np.int64)
         self._indices = np.array([depth // page_size - 1 for depth in depths], np.int64)
@@ -34,6 +35,8 @@ class SharedPages:
 
     def worth_sharing(self, launch: Launch) -> bool:
         """Whether the tokens that one read for all would spare are `least` of the context."""
+        if self.forced:
+            return True
         count = launch.num_decode_rows
         rows = launch.row_ids[:count]
         total = int(launch.first_positions[:count].sum()) + count

@@ -24,10 +24,9 @@ from core.launch import Launch, LaunchResult, PoolLayout
 from core.protocols import AttentionBackend, Model
 from core.queries import ExecutorQuery
 from plugins.executor import pool_size
-from plugins.executor.chunk_graphs import ChunkGraphs
+from plugins.executor.capture import capture_graphs
 from plugins.executor.compile_watch import CompileWatch
 from plugins.executor.device_state import (
-    SHARED_ROWS,
     DeviceState,
     allocate,
     attention_query,
@@ -47,7 +46,7 @@ from plugins.executor.sampler import SamplePlan, plan_samples, sample
 from plugins.executor.sampling import SamplingKernels
 from plugins.executor.shape import model_shape
 from plugins.executor.upload import upload
-from plugins.executor.warm_up import SAMPLED, warm_up_launches
+from plugins.executor.warm_up import SAMPLED, warm_up_decodes, warm_up_launches
 
 MAX_IN_FLIGHT = 2
 
@@ -131,6 +130,10 @@ class TorchExecutor:
         rule = "lower engine.pool_tokens or engine.memory_share, or set executor.graphs=off"
         with explained("CUDA graphs", rule):
             self._make_graphs(state, layout)
+        if compiles and state.sharing is not None and not state.graphs:  # capturing met its forms
+            state.sharing.forced = True
+            self._run(warm_up_decodes(layout))
+            state.sharing.forced = False
         self.watch = CompileWatch() if compiles else None
 
     def launch(self, launch: Launch) -> None:
@@ -226,6 +229,8 @@ class TorchExecutor:
                 self._run,
                 pool_size.largest_launches(layout, seqs, self.max_model_len),
                 0 if no_graphs else rows,
+                1 + (self._state.sharing is not None),
+                hasattr(self.model, "enter"),
             )
         self._state = None
         return budget
@@ -235,7 +240,6 @@ class TorchExecutor:
             raise InvariantError("launch needs prepare to have been called")
         return self._state
 
-    @torch.inference_mode()
     def _make_graphs(self, state: DeviceState, layout: PoolLayout) -> None:
         kernels = self._sampling
         state.why_not = self._why_no_graphs(state.forward.backend)
@@ -245,18 +249,7 @@ class TorchExecutor:
             return
         capture = self._capture or CudaCapture(self.device)
         largest = min(self._max_rows, layout.num_rows)
-        kinds = {False: 1}
-        if state.sharing is not None and largest >= SHARED_ROWS:
-            kinds[True] = SHARED_ROWS
-        for shares, smallest in kinds.items():
-            step = partial(state.forward.decode, kernels=kernels, shares_prefix=shares)
-            place = largest, state.pool.pad_row, self.device, capture
-            graphs = state.graphs[shares] = DecodeGraphs(step, *place, smallest)
-            graphs.capture(state.rows, self._progress)
-        model: Any = self.model
-        if state.padding is not None and hasattr(model, "enter"):
-            state.chunk_graphs = ChunkGraphs(model, state.pool, state.padding.sizes, capture)
-            state.chunk_graphs.capture(self._progress)
+        capture_graphs(state, self.model, kernels, largest, capture, self._progress)
 
     def _why_no_graphs(self, backend: AttentionBackend) -> str:
         if self._graphs == "off":

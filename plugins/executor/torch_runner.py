@@ -27,7 +27,8 @@ class TorchRunner:
     this process, None = leave them. k_scale, v_scale: a float8 pool holds K / k_scale and V /
     v_scale. paging: a plugins.executor.paging.Paging, None = torch. sampling: a
     plugins.executor.sampling.SamplingKernels, None = torch. graphs: launches of one-token rows as
-    CUDA graphs; auto = where device and kernels allow it, on = refuse to start otherwise.
+    CUDA graphs, and of others what lies between attentions; auto = where device and kernels allow
+    it, on = refuse to start where they do not for the former.
     record_plan: read what attention planned into each step's record; waits for the device at every
     launch, and does without graphs."""
 

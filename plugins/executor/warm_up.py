@@ -55,6 +55,12 @@ def warm_up_launches(
             yield _launch([(0, PROMPT_TOKENS)], params)
 
 
+def warm_up_decodes(layout: PoolLayout) -> Iterator[Launch]:
+    """Launches of two or more one-token rows over the reserved page."""
+    most = min(layout.num_rows, layout.max_num_batched_tokens)
+    return (_launch([(0, 1)] * rows) for rows in row_counts(most) if rows > 1)
+
+
 def row_counts(largest: int) -> list[int]:
     """Powers of two and their successors up to `largest`, and `largest`, ascending."""
     powers = [1 << i for i in range(largest.bit_length())]

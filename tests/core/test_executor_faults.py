@@ -113,6 +113,10 @@ def test_its_step_is_recorded_as_one_that_launched_nothing(overlap):
     out = run(engine, [Arrival(0, "A", 20, 9)])
     (record,) = [event.record for event in out.events if event.record.step == 3]
     assert (record.num_rows, record.rows, record.launched_s) == (0, [], 0.0)
+    counted = record.prefill_tokens, record.decode_tokens, record.recomputed_tokens
+    assert counted == (0, 0, 0)
+    assert out.records["A"].choices[0].token_ids
+    assert out.records["A"].computed_tokens == 20 + 2, "of three launches, not of the fourth"
     assert [(choice.kind, choice.request_id) for choice in record.choices] == [("finished", "A")]
     totals = StepTotals(16, 16)
     for one in out.events:

@@ -23,7 +23,7 @@ from kernels.shared_prefix import SharedPrefix
 from kernels.split_kv import SplitKV
 from plugins.attention.paged import PagedBackend
 from plugins.executor.torch_executor import TorchExecutor
-from plugins.executor.warm_up import warm_up_launches
+from plugins.executor.warm_up import warm_up_decodes, warm_up_launches
 from plugins.model.loader import HuggingFaceModel
 from tests.plugins.executor.launch_driver import GREEDY, Driver
 
@@ -60,14 +60,14 @@ def linear(x, weight, bias=None):
     return x.new_zeros(*x.shape[:-1], len(weight))
 
 
-def executor(decode):
+def executor(decode, shared):
     loader = HuggingFaceModel(None, "dummy", "bfloat16", None, MODEL, "decoder", AnyDevice())
     query = ExecutorQuery(
         engine=EngineConfig(max_num_seqs=ROWS, max_num_batched_tokens=4096),
         seed=0,
         clock=RealClock(),
         model=lambda: loader.build_model(ModelQuery(device="cpu", seed=0, progress=False)),
-        attention=lambda query: PagedBackend("any", decode, extend_dense.extend, query),
+        attention=lambda query: PagedBackend("any", decode, extend_dense.extend, query, shared),
     )
     model = query.model()
     return TorchExecutor(model, model.dtype, query, (1.0, 1.0), FusedPaging(), FirstToken(), "off")
@@ -100,8 +100,19 @@ def serve(driver, rng):
                 driver.release(row)
 
 
-def forms(decode):
-    """Forms of each kernel while requests are served, and kernels that start-up met in fewer."""
+def start_up(driver):
+    """What the executor launches at start on a GPU without graphs."""
+    engine, sharing = driver.executor, driver.executor._state.sharing
+    engine._run(warm_up_launches(driver.layout, engine.max_model_len))
+    if sharing is not None:
+        sharing.forced = True
+        engine._run(warm_up_decodes(driver.layout))
+        sharing.forced = False
+
+
+def forms(decode, shared=None):
+    """Forms of each kernel while requests are served, and kernels that start-up met in fewer.
+    shared: for steps that share a prefix, as every one does in a second round."""
     with (
         record_keys() as recorded,
         patch("kernels.split_kv.num_sms", lambda *_, **__: SMS),
@@ -109,13 +120,14 @@ def forms(decode):
         patch("kernels.extend_dense._compiles", lambda *_: True),
         patch("torch.nn.functional.linear", linear),
     ):
-        driver = Driver(executor(decode), num_rows=ROWS, num_tokens=TOKENS)
-        for launch in warm_up_launches(driver.layout, driver.executor.max_model_len):
-            driver.executor.launch(launch)
-            driver.executor.collect()
+        driver = Driver(executor(decode, shared), num_rows=ROWS, num_tokens=TOKENS)
+        start_up(driver)
         met = set(recorded)
         recorded.clear()
         serve(driver, np.random.default_rng(0))
+        if shared is not None:
+            driver.executor._state.sharing.forced = True
+            serve(driver, np.random.default_rng(0))
     served = set(recorded)
     return {
         "forms": Counter(kernel for kernel, _ in served),
@@ -125,8 +137,13 @@ def forms(decode):
 
 def main():
     torch.set_num_threads(1)
-    kernels = {"split_kv": SplitKV(), "shared_prefix": SharedPrefix(min_saved_bytes=0)}
-    json.dump({name: forms(kernel) for name, kernel in kernels.items()}, sys.stdout)
+    prefix = SharedPrefix(min_saved_bytes=0)
+    kernels = {
+        "split_kv": (SplitKV(),),
+        "shared_prefix": (prefix,),
+        "cascade": (SplitKV(), prefix),
+    }
+    json.dump({name: forms(*both) for name, both in kernels.items()}, sys.stdout)
 
 
 if __name__ == "__main__":

@@ -120,13 +120,18 @@ class Device:
         self.peak = max(self.peak, self.held + self.cached)
 
 
-@pytest.mark.parametrize("graph_rows", [0, 4])
-def test_a_device_is_measured_by_the_peak_of_its_largest_launches(graph_rows, monkeypatch):
+@pytest.mark.parametrize(
+    ("graph_rows", "sets", "layered"), [(0, 1, True), (4, 1, False), (4, 2, True)]
+)
+def test_a_device_is_measured_by_the_peak_of_its_largest_launches(
+    graph_rows, sets, layered, monkeypatch
+):
     device = Device()
     monkeypatch.setattr(pool_size, "torch", SimpleNamespace(cuda=device, device=torch.device))
     launches = largest_launches(LAYOUT, 4, 64)
-    budget = cuda_budget(torch.device("cuda"), 0.9, device.run, launches, graph_rows)
-    graphs = 4 + 3 * GRAPH_BYTES + 33 if graph_rows else 0  # 1, 2 and 4 rows, and chunks
+    given = torch.device("cuda"), 0.9, device.run, launches, graph_rows
+    budget = cuda_budget(*given, graph_sets=sets, layered=layered)
+    graphs = 4 + sets * 3 * GRAPH_BYTES + 33 * layered if graph_rows else 0  # 1, 2 and 4 rows
     assert budget == Budget(0.9, 100, 5, 20, 33, graphs)
 
 
@@ -161,7 +166,8 @@ def test_a_device_is_measured_over_one_page(graphs, graph_rows, monkeypatch):
     """The path of a CUDA device on a CPU: the backend is built once."""
     seen, built = [], []
 
-    def measured(device, share, run, largest, rows):
+    def measured(device, share, run, largest, rows, sets, layered):
+        assert (sets, layered) == (1, False), "a toy without shared kernels or layers"
         run([*largest, graph_launch(3)])
         seen.append((share, executor._state.pool.kv.shape[2], len(largest), rows))
         return Budget(share, 100 * 16 * SLOT_BYTES)
