@@ -166,6 +166,9 @@ def result_like(
     ValueError."""
     if given is None:
         return q.new_empty(shape, dtype=dtype)
+    like = given.shape == shape and given.dtype == dtype and given.device == q.device
+    if like and given.is_contiguous() and given.data_ptr() % 16 == 0:
+        return given
     require(given.shape == shape, name, f"of shape {tuple(shape)}", tuple(given.shape))
     require(given.dtype == dtype, f"{name} dtype", str(dtype), str(given.dtype))
     require(given.is_contiguous(), f"{name} strides", "contiguous", given.stride())

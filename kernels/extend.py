@@ -294,11 +294,27 @@ def extend(
     out = result_like("out", out, q, q.shape, q.dtype)
     if return_lse or lse is not None:
         lse = result_like("lse", lse, q, q.shape[:2], torch.float32)
-    config = config or _default_config(q.dtype, q.shape[2])
-    if q.shape[0]:
-        factors = scale, None if softcap is None else float(softcap), k_scale, float(v_scale)
-        _launch(form[0], arguments, plan, factors, window, config, out, lse)
+    factors = scale, None if softcap is None else float(softcap), k_scale, float(v_scale)
+    attend(form, arguments, plan, factors, window, config, out, lse)
     return (out, lse) if return_lse else out
+
+
+def attend(
+    form: Form,
+    tensors: tuple[Tensor, ...],
+    plan: ExtendPlan,
+    factors: tuple[float, float | None, float, float],
+    window: int | None,
+    config: ExtendConfig | None,
+    out: Tensor,
+    lse: Tensor | None,
+) -> None:
+    """`extend` with arguments that were checked. tensors: the first six; factors: scale, softcap,
+    k_scale, v_scale."""
+    q = tensors[0]
+    if q.shape[0]:
+        config = config or _default_config(q.dtype, q.shape[2])
+        _launch(form[0], tensors, plan, factors, window, config, out, lse)
 
 
 # Its compiled forms, as Triton itself keeps them.

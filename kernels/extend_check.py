@@ -23,7 +23,8 @@ def extend_form(
     """(what compilation depends on, sizes): together all that checks depend on. The first alone is
     a launch's key: batches differ in their sizes without end."""
     wide, scalar = (q, k_cache, v_cache), (page_table, context_lens, query_starts)
-    return (*form_of(*wide), *type_of(*scalar)), tuple(map(len, (*wide, *scalar)))
+    # The length of a tensor by len() takes the host several times as long.
+    return (*form_of(*wide), *type_of(*scalar)), tuple([x.shape[0] for x in (*wide, *scalar)])
 
 
 def check_extend(

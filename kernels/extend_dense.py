@@ -156,7 +156,8 @@ def extend(
     out = result_like("out", out, q, q.shape, q.dtype)
     lse = q.new_empty(q.shape[:2], dtype=torch.float32) if return_lse else None
     if plan.short is not None:
-        plain.extend(*args, plan=plan.short, out=out, lse=lse, **options)
+        short = scale, None, k_scale, float(v_scale)
+        plain.attend(form, arguments, plan.short, short, None, None, out, lse)
     elif q.shape[0] > plan.num_tokens:
         _clear_padding(plan.num_tokens, out, lse)
     new, same = None, k_cache.dtype == q.dtype and k_scale == v_scale == 1.0

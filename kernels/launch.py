@@ -74,17 +74,19 @@ def form_of(*tensors: Tensor | None) -> tuple[Any, ...]:
     all but the first dimension's size, and alignment to 16 bytes. So keys stay few, however many
     batches come."""
     return tuple(
-        None
-        if one is None
-        else (one.dtype, one.shape[1:], one.stride(), one.get_device(), one.data_ptr() % 16)
-        for one in tensors
+        [  # lists: a generator costs the host more, and layers ask again and again
+            None
+            if one is None
+            else (one.dtype, one.shape[1:], one.stride(), one.get_device(), one.data_ptr() % 16)
+            for one in tensors
+        ]
     )
 
 
 def type_of(*tensors: Tensor) -> tuple[Any, ...]:
     """As `form_of`, of tensors on whose alignment the kernel is not specialised: lengths, tables
     and parameters of rows, which are slices of a launch's one upload."""
-    return tuple((one.dtype, one.shape[1:], one.stride(), one.get_device()) for one in tensors)
+    return tuple([(one.dtype, one.shape[1:], one.stride(), one.get_device()) for one in tensors])
 
 
 @cache

@@ -75,7 +75,7 @@ class SamplingRows:
         self.temperature[row] = max(params.temperature, 1 / LARGEST)
         self.top_p[row] = params.top_p
         self.min_p[row] = params.min_p
-        self.repetition[row] = np.clip(params.repetition_penalty, 1 / LARGEST, LARGEST)
+        self.repetition[row] = min(max(params.repetition_penalty, 1 / LARGEST), LARGEST)
         self.presence[row] = params.presence_penalty
         self.frequency[row] = params.frequency_penalty
         self.top_k[row] = min(params.top_k, self.vocab_size)
