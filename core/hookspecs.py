@@ -9,7 +9,7 @@ from typing import Any
 
 import pluggy
 
-from core import protocols, queries
+from core import model_protocols, protocols, queries
 from core.records import RunInfo
 
 PROJECT = "tritium"
@@ -77,11 +77,13 @@ class HookSpecs:
         """Expected output lengths, for every other policy."""
 
     @hookspec(firstresult=True)
-    def build_model(self, query: queries.ModelQuery) -> protocols.Model | None:
+    def build_model(self, query: queries.ModelQuery) -> model_protocols.Model | None:
         """The model, loaded."""
 
     @hookspec(firstresult=True)
-    def build_attention(self, query: queries.AttentionQuery) -> protocols.AttentionBackend | None:
+    def build_attention(
+        self, query: queries.AttentionQuery
+    ) -> model_protocols.AttentionBackend | None:
         """The attention backend. Raises ConfigError at start for a shape it cannot serve."""
 
     @hookspec(firstresult=True)

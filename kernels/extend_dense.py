@@ -99,8 +99,6 @@ def plan_extend(rows: Rows, config: DenseConfig | None = None) -> DensePlan:
     long = [(context, new) for context, new in pairs if new >= limit]
     if any(new > context for context, new in long):
         long = []  # queries before position 0: the plain kernel alone knows them
-    if long and rows.context_lens.data_ptr() % 16:  # a slice: it would compile another form
-        rows = replace(rows, context_lens=rows.context_lens.clone())
     starts, lens, total = rows.query_starts, rows.context_lens, sum(rows.host_query_lens)
     short = None
     if len(long) < len(pairs):

@@ -3,7 +3,7 @@ rest.
 
 A kernel is a callable. It may carry attributes (kernels/declare.py sets the first two):
 `capabilities`, checked at start; `plan`, called once a step with the `Part` of its rows that is the
-kernel's; and `describe`, called for the manifest. Shapes as in core.protocols; signatures:
+kernel's; and `describe`, called for the manifest. Shapes as in core/model_protocols.py; signatures:
 
     decode(q, k_cache, v_cache, page_table, context_lens, scale, window)
     extend(q, k_cache, v_cache, page_table, context_lens, query_starts, scale, window)
@@ -27,7 +27,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from core.config import require
 from core.hookspecs import hookimpl
-from core.protocols import AttentionBatch
+from core.model_protocols import AttentionBatch
 from core.queries import AttentionQuery
 
 if TYPE_CHECKING:
@@ -112,8 +112,8 @@ class PagedAttention:
 
 
 class PagedBackend:
-    """core.protocols.AttentionBackend over two kernels, or three. uses_sharing: it matters whether
-    a batch's shares_prefix is right."""
+    """core.model_protocols.AttentionBackend over two kernels, or three. uses_sharing: it matters
+    whether a batch's shares_prefix is right."""
 
     def __init__(
         self,

@@ -6,13 +6,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from core.protocols import AttentionBackend, KVTarget
+from core.model_protocols import AttentionBackend, KVTarget
 from plugins.executor.pool import KVPool
 
 
 class LaunchAttention:
-    """core.protocols.Attend for one launch. slots: int64 [num_tokens], where its new K and V go;
-    plan: the backend's metadata; num_decode: rows of one token, which come first; has_chunks:
+    """core.model_protocols.Attend for one launch. slots: int64 [num_tokens], where its new K and V
+    go; plan: the backend's metadata; num_decode: rows of one token, which come first; has_chunks:
     longer ones follow, else only padding does, which gets zeros. side: a stream of a CUDA device,
     on which longer rows are served while those are: one kernel keeps the matrix units busy, the
     other the memory. None = one after the other. out: where results go if they are of its type."""
@@ -35,7 +35,7 @@ class LaunchAttention:
         self._num_decode = num_decode
         self._has_chunks = has_chunks
         self._side = side
-        self.out = out
+        self._out = out
 
     def target(self, layer: int) -> KVTarget:
         """Where the layer's K and V go."""
@@ -48,11 +48,11 @@ class LaunchAttention:
     def __call__(
         self, layer: int, q: Tensor, k: Tensor, v: Tensor, scale: float, window: int | None
     ) -> Tensor:
-        """Attend over the pool, which holds k and v already. See core.protocols.Attend."""
+        """Attend over the pool, which holds k and v already. See core.model_protocols.Attend."""
         cache, plan = self._pool.layer(layer), self._plan
         queries, split = self._pool.as_queries(q), self._num_decode
 
-        out = self.out
+        out = self._out
         if out is None or out.dtype != queries.dtype:
             out = queries.new_empty(queries.shape)
 

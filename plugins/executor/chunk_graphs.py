@@ -12,7 +12,7 @@ from rich.console import Console
 from rich.progress import Progress
 from torch import Tensor
 
-from core.protocols import Attend, KVTarget
+from core.model_protocols import Attend, KVTarget
 from plugins.executor.graphs import Capture, Graph
 from plugins.executor.pool import KVPool
 

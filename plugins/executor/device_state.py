@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 import torch
 
 from core.launch import Launch, PoolLayout
-from core.protocols import AttentionBackend, Model
+from core.model_protocols import AttentionBackend, Model
 from core.queries import AttentionQuery
 from plugins.executor.chunk_graphs import ChunkGraphs
 from plugins.executor.forward import Forward

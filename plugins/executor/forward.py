@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from core.protocols import AttentionBackend, AttentionBatch, Model
+from core.model_protocols import AttentionBackend, AttentionBatch, Model
 from plugins.executor.attend import LaunchAttention
 from plugins.executor.chunk_graphs import ChunkGraphs
 from plugins.executor.paging import Paging

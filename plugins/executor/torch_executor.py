@@ -1,27 +1,19 @@
-"""Runs launches with torch, on a CPU or a CUDA device: paged KV pool, packed inputs, sampling in
-place.
-
-Nothing in `launch` waits for the device: inputs travel in one packed copy, a sampled token that the
-next launch needs stays on the device, and results come back through pinned memory when `collect`
-asks."""
+"""An executor with torch, on a CPU or a CUDA device: what it makes before the first request, and
+the launches in flight, which plugins/executor/launch_starter.py starts."""
 
 import sys
 from collections import deque
 from collections.abc import Iterable
 from dataclasses import replace
-from functools import partial
 from typing import Any
 
-import numpy as np
 import torch
-from numpy.typing import NDArray
-from torch import Tensor
 
 from core.clock import Clock
 from core.config import require
 from core.errors import InvariantError
 from core.launch import Launch, LaunchResult, PoolLayout
-from core.protocols import AttentionBackend, Model
+from core.model_protocols import AttentionBackend, Model
 from core.queries import ExecutorQuery
 from plugins.executor import pool_size
 from plugins.executor.capture import capture_graphs
@@ -34,25 +26,21 @@ from plugins.executor.device_state import (
     dtype_name,
 )
 from plugins.executor.faults import explained, fails_alone, launch_error
-from plugins.executor.graphs import LARGEST, Capture, CudaCapture, DecodeGraphs, why_not
-from plugins.executor.logprobs import score
-from plugins.executor.packing import PackedLaunch, pack, table_arrays
+from plugins.executor.graphs import LARGEST, Capture, CudaCapture, why_not
+from plugins.executor.launch_starter import LaunchStarter
 from plugins.executor.paging import Paging, TorchPaging
 from plugins.executor.penalties import PenaltyCounts
 from plugins.executor.pool import kv_page_bytes
-from plugins.executor.results import InFlight, no_token, send
-from plugins.executor.rows import SamplingRows
-from plugins.executor.sampler import SamplePlan, plan_samples, sample
+from plugins.executor.results import InFlight, no_token
 from plugins.executor.sampling import SamplingKernels
 from plugins.executor.shape import model_shape
-from plugins.executor.upload import upload
 from plugins.executor.warm_up import SAMPLED, warm_up_decodes, warm_up_launches
 
 MAX_IN_FLIGHT = 2
 
 
 class TorchExecutor:
-    """core.protocols.Executor over a core.protocols.Model."""
+    """core.protocols.Executor over a core.model_protocols.Model."""
 
     def __init__(
         self,
@@ -76,6 +64,8 @@ class TorchExecutor:
         self._dtype = dtype
         self._scales = scales
         self._paging: Paging = paging or TorchPaging()
+        fault = no_token(dtype_name(model.dtype), dtype_name(dtype))
+        self._starter = LaunchStarter(self.device, query.clock, self._paging, sampling, fault)
         self._sampling = sampling
         self._build_attention = query.attention
         self._graphs = graphs
@@ -93,7 +83,6 @@ class TorchExecutor:
         self._side: torch.cuda.Stream | None = None
         if self.device.type == "cuda":
             self._side = torch.cuda.Stream(self.device)  # type: ignore[no-untyped-call]
-        self._fault = no_token(dtype_name(model.dtype), dtype_name(dtype))
 
     @property
     def tokenizer(self) -> Any | None:
@@ -152,17 +141,7 @@ class TorchExecutor:
         state = self._prepared()
         if len(self._in_flight) >= MAX_IN_FLIGHT:
             raise InvariantError(f"at most {MAX_IN_FLIGHT} launches in flight, got one more")
-        for setup in launch.setups:
-            state.rows.set(setup)
-        penalised = [setup for setup in launch.setups if state.rows.penalised[setup.row]]
-        if penalised:
-            state.penalties.reset(penalised)
-        shares_prefix = state.shares_prefix(launch)
-        graphs = state.graphs_for(launch, shares_prefix)
-        if graphs is not None:
-            self._replay(graphs, launch, state)
-        else:
-            self._compute(launch, state, shares_prefix)
+        self._in_flight.append(self._starter.start(launch, state))
 
     def collect(self) -> LaunchResult:
         """Wait for the oldest launch. Raises InvariantError if there is none."""
@@ -258,66 +237,3 @@ class TorchExecutor:
             return "executor.record_plan reads every launch's plan"
         device = "cuda" if self._capture else self.device.type
         return why_not(device, self._sampling, backend.describe()) or ""
-
-    def _replay(self, graphs: DecodeGraphs, launch: Launch, state: DeviceState) -> None:
-        updated = not graphs.fits(launch)
-        if updated:
-            self._update_table(upload(table_arrays(launch), self.device), state)
-        tokens, size = graphs.run(launch, state.rows, updated)
-        self._send(launch, tokens, graph_rows=size)
-
-    def _compute(self, launch: Launch, state: DeviceState, shares_prefix: bool) -> None:
-        packed = pack(launch, state.rows, state.padding, state.pool.pad_row)
-        sampled = _sampled(launch, state.rows)
-        samples = plan_samples(state.rows, *sampled, for_kernels=self._sampling is not None)
-        inputs = upload(packed.arrays | samples.arrays, self.device)
-        self._update_table(inputs, state)
-        token_ids, last_tokens = inputs["token_ids"], state.pool.last_tokens
-        if launch.feedback.any():
-            token_ids[inputs["feedback_at"]] = last_tokens[inputs["feedback_rows"]]
-        logits = state.forward.logits(
-            token_ids,
-            inputs,
-            packed.context_lens,
-            packed.query_lens,
-            launch.num_decode_rows,
-            shares_prefix,
-            state.chunk_graphs,
-        )
-        self._finish(launch, packed, samples, inputs, logits)
-
-    def _update_table(self, inputs: dict[str, Tensor], state: DeviceState) -> None:
-        self._paging.update(state.pool.table, inputs["reset_rows"], inputs["updates"])
-
-    def _finish(
-        self,
-        launch: Launch,
-        packed: PackedLaunch,
-        samples: SamplePlan,
-        inputs: dict[str, Tensor],
-        logits: Tensor,
-    ) -> None:
-        """Sample, score the prompts that asked, and send the results towards the host."""
-        state, scores = self._prepared(), packed.scores
-        first, kernels = logits[: samples.num_rows], self._sampling
-        drawn = sample(first, samples, inputs, state.penalties, kernels)
-        state.forward.keep(inputs["sampled_rows"], drawn.tokens)
-        entries = None
-        if scores is not None:
-            rest = logits[samples.num_rows : packed.num_logits]
-            entries = score(rest, inputs["score_targets"], max(scores.num_top), kernels)
-        asked: dict[str, Any] = {"samples": samples, "scores": scores, "score_entries": entries}
-        if state.forward.plans:
-            asked["read_plan"] = partial(state.forward.backend.read, state.forward.plans[0])
-        self._send(launch, drawn.tokens, logprobs=drawn.logprobs, **asked)
-
-    def _send(self, launch: Launch, tokens: Tensor, **rest: Any) -> None:
-        """Results on their way to the host. rest: fields of InFlight."""
-        self._in_flight.append(send(launch, tokens, self._clock, fault=self._fault, **rest))
-
-
-def _sampled(launch: Launch, rows: SamplingRows) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Rows that sample, and the output position each draws for."""
-    row_ids = launch.row_ids[launch.samples].astype(np.int64)
-    ends = (launch.first_positions + launch.num_tokens)[launch.samples]
-    return row_ids, ends - rows.prompt_len[row_ids]

@@ -7,7 +7,7 @@ import torch
 
 from core.config import require
 from core.hookspecs import hookimpl
-from core.protocols import Model
+from core.model_protocols import Model
 from core.queries import ExecutorQuery
 from plugins.executor.deterministic import check_model, checked
 from plugins.executor.pool import FLOAT8

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from core.errors import ConfigError
-from core.protocols import Model
+from core.model_protocols import Model
 from core.queries import ModelQuery
 from plugins.model import fallback
 from plugins.model.checkpoint import (

@@ -14,7 +14,7 @@ import torch
 import torch.nn.functional as F  # noqa: N812
 from torch import Tensor
 
-from core.protocols import Attend
+from core.model_protocols import Attend
 from plugins.model.facts import ModelFacts
 from plugins.model.ops import LayerOps, TorchOps
 from plugins.model.rope import Rotary
@@ -35,7 +35,7 @@ class _Layer:
 
 
 class Decoder:
-    """A core.protocols.Model. Inference only: the caller holds torch.inference_mode."""
+    """A core.model_protocols.Model. Inference only: the caller holds torch.inference_mode."""
 
     def __init__(
         self,

@@ -23,7 +23,7 @@ import torch.nn.functional as F  # noqa: N812
 from torch import Tensor
 
 from core.errors import ConfigError
-from core.protocols import Attend, KVTarget
+from core.model_protocols import Attend, KVTarget
 from plugins.model.checkpoint import listed
 from plugins.model.facts import ModelFacts
 from plugins.model.spec import FAMILIES
@@ -59,7 +59,7 @@ class _Binding:
 
 
 class TransformersModel:
-    """A core.protocols.Model around a transformers model, on whose device and dtype it runs."""
+    """A core.model_protocols.Model around a transformers model, with its device and dtype."""
 
     def __init__(self, model: Any, facts: ModelFacts) -> None:
         """Binds `model` and proves it on a dry run. Raises ConfigError naming the architecture and
@@ -94,7 +94,7 @@ class TransformersModel:
     def forward(
         self, token_ids: Tensor, positions: Tensor, attend: Attend, logits_rows: Tensor
     ) -> Tensor:
-        """See core.protocols.Model. `attend` gets transposed views: the last dimension is
+        """See core.model_protocols.Model. `attend` gets transposed views: the last dimension is
         contiguous."""
         self._binding.attend = attend
         try:

@@ -6,7 +6,7 @@ from typing import Any
 
 from core.errors import ConfigError
 from core.hookspecs import hookimpl
-from core.protocols import Model
+from core.model_protocols import Model
 from core.queries import ModelQuery
 
 LOADS = ("weights", "dummy")

@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F  # noqa: N812
 from torch import Tensor
 
-from core.protocols import Attend
+from core.model_protocols import Attend
 from plugins.model.rope import rotate
 
 _ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {

@@ -3,7 +3,7 @@
 from typing import Any
 
 from core.hookspecs import hookimpl
-from core.protocols import Model
+from core.model_protocols import Model
 from core.queries import ModelQuery
 from plugins.model.loader import LoadSettings
 

@@ -7,7 +7,7 @@ import torch
 
 from core.errors import ConfigError
 from core.hooks import Hooks
-from core.protocols import AttentionBatch
+from core.model_protocols import AttentionBatch
 from core.queries import AttentionQuery
 from kernels import extend_dense
 from kernels.declare import Capabilities, declare

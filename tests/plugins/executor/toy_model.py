@@ -10,8 +10,8 @@ from plugins.attention.paged import PagedAttention
 
 
 class ToyModel:
-    """core.protocols.Model: two attention layers (the second with a window), random weights, fp32.
-    The head has more rows than the vocabulary; the padding's logits are the largest."""
+    """core.model_protocols.Model: two attention layers (the second with a window), random weights,
+    fp32. The head has more rows than the vocabulary; the padding's logits are the largest."""
 
     name = "toy"
     num_layers, num_q_heads, num_kv_heads, head_dim = 2, 4, 2, 8

@@ -1,0 +1,105 @@
+"""Interfaces between an executor, the model and attention. Tensors are Any: no torch here."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class KVTarget:
+    """Where a launch's K and V of a layer go: caches [num_slots, num_kv_heads, head_dim], which
+    hold K / k_scale and V / v_scale; slots int64 [num_tokens], one below 0 stores nothing."""
+
+    k_cache: Any
+    v_cache: Any
+    slots: Any
+    k_scale: float
+    v_scale: float
+
+
+class Attend(Protocol):
+    """A launch's attention. In each layer the model stores K and V, then calls it."""
+
+    def target(self, layer: int) -> KVTarget:
+        """For a model that stores by itself."""
+
+    def store(self, layer: int, k: Any, v: Any) -> None:
+        """Store k, v [num_tokens, num_kv_heads, head_dim]."""
+
+    def __call__(self, layer: int, q: Any, k: Any, v: Any, scale: float, window: int | None) -> Any:
+        """Attend over all tokens of each row: q [num_tokens, num_q_heads, head_dim]; returns like
+        q. k, v: as stored. window: a query sees that many latest positions, itself included; None =
+        all."""
+
+
+class Model(Protocol):
+    """A causal language model over packed tokens. It never sees pages."""
+
+    name: str
+    num_layers: int
+    num_q_heads: int
+    num_kv_heads: int
+    head_dim: int
+    vocab_size: int  # tokens that may be sampled; the head may have more rows, which are cut off
+    max_model_len: int
+    end_token_ids: tuple[int, ...]
+    dtype: Any  # torch.dtype of weights and KV
+    device: Any
+
+    @property
+    def tokenizer(self) -> Any | None:
+        """The transformers tokenizer, loaded on first use; None for random weights."""
+
+    def forward(self, token_ids: Any, positions: Any, attend: Attend, logits_rows: Any) -> Any:
+        """token_ids, positions: int64 [num_tokens]; logits_rows: int64 [k] into the packed tokens.
+        Returns logits [k, vocab_size], float32 or rounded to the model's dtype."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class AttentionBatch:
+    """What a launch gives an attention backend (executor -> attention): N rows, one-token rows
+    first, their new tokens packed row by row.
+
+    page_table: int32 [N, max_pages], the rows' page ids, tails on page 0. context_lens: int32 [N],
+    tokens a row holds once the launch has stored its own. query_starts: int32 [N + 1], where a
+    row's new tokens begin in the packed order. These are device tensors; host_context_lens and
+    host_query_lens [N] are the lengths and the numbers of new tokens as integers, so that planning
+    waits for no device. num_decode_rows: rows [0, that) have one new token each and go to the
+    decode kernel; shares_prefix: enough of them begin with the same pages."""
+
+    page_table: Any
+    context_lens: Any
+    query_starts: Any
+    host_context_lens: Sequence[int]
+    host_query_lens: Sequence[int]
+    num_decode_rows: int
+    page_size: int
+    shares_prefix: bool = False
+
+
+class AttentionBackend(Protocol):
+    """Attention over the paged pool. Caches are [num_pages, page_size, num_kv_heads, head_dim]."""
+
+    name: str
+
+    def plan(self, batch: AttentionBatch) -> Any:
+        """Device metadata for a launch, once a step."""
+
+    def decode(
+        self, q: Any, k_cache: Any, v_cache: Any, plan: Any, scale: float, window: int | None,
+        out: Any = None,
+    ) -> Any:  # fmt: skip
+        """One-token rows: q [num_decode_rows, num_q_heads, head_dim]; like q, in `out` if any."""
+
+    def extend(
+        self, q: Any, k_cache: Any, v_cache: Any, plan: Any, scale: float, window: int | None,
+        k_new: Any = None, v_new: Any = None, out: Any = None,
+    ) -> Any:  # fmt: skip
+        """Rows of any length, packed: q [num_tokens, num_q_heads, head_dim]; returns like q. k_new,
+        v_new: their tokens' K and V, which the caches hold too. out: contiguous, as in decode."""
+
+    def read(self, plan: Any) -> dict[str, Any]:
+        """What was planned, for the step record; waits for the device."""
+
+    def describe(self) -> dict[str, Any]:
+        """Names and pinned configurations of the kernels, for the manifest."""
