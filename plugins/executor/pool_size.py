@@ -19,6 +19,7 @@ from core.errors import ConfigError
 from core.launch import Launch, PoolLayout, RowSetup
 from core.request import SamplingParams
 from plugins.executor.graphs import graph_sizes
+from plugins.executor.warm_up import page_0_launch
 
 CPU_POOL_BYTES = 4 << 30
 """The most that a CPU's pool takes: there is no telling what else the machine is for."""
@@ -175,18 +176,7 @@ def _peak(run: Callable[[], None], device: torch.device) -> tuple[int, int]:
 
 
 def _launch(parts: list[tuple[int, int]], params: SamplingParams) -> Launch:
-    """Row i computes parts[i] (first position, tokens), one-token rows first, and samples."""
-    firsts, counts = np.array(parts, np.int32).T
-    num_rows, one = len(parts), np.zeros(1, np.int32)
-    return Launch(
-        launch_id=-1,
-        row_ids=np.arange(num_rows, dtype=np.int32),
-        first_positions=firsts,
-        num_tokens=counts,
-        token_ids=np.zeros(counts.sum(), np.int32),
-        feedback=np.zeros(num_rows, np.bool_),
-        samples=np.ones(num_rows, np.bool_),
-        num_decode_rows=int((counts == 1).sum()),
-        table_updates=np.empty((0, 3), np.int32),
-        setups=tuple(RowSetup(row, params, 1, one, row, 0, ()) for row in range(num_rows)),
-    )
+    """Row i computes parts[i] (first position, tokens), one-token rows first."""
+    one = np.zeros(1, np.int32)
+    rows = range(len(parts))
+    return page_0_launch(parts, [RowSetup(row, params, 1, one, row, 0, ()) for row in rows])

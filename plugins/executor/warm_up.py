@@ -93,23 +93,26 @@ def _spread(total: int, layout: PoolLayout, longest: int) -> list[Part]:
 
 
 def _launch(parts: Sequence[Part], params: SamplingParams | None = None) -> Launch:
-    """Row i computes parts[i], one-token parts first, and samples; params: of row 0, None = as it
-    is."""
-    firsts, counts = np.array(parts, np.int32).T
-    num_rows, ones = len(parts), int((counts == 1).sum())
+    """params: of row 0, None = as it is."""
+    if params is None:
+        return page_0_launch(parts)
     prompt = np.zeros(PROMPT_TOKENS, np.int32)
-    setups = []
-    if params is not None:
-        setups = [RowSetup(0, params, PROMPT_TOKENS, prompt, seed=0, choice=0, end_token_ids=())]
+    setup = RowSetup(0, params, PROMPT_TOKENS, prompt, seed=0, choice=0, end_token_ids=())
+    return page_0_launch(parts, (setup,))
+
+
+def page_0_launch(parts: Sequence[Part], setups: Sequence[RowSetup] = ()) -> Launch:
+    """Row i computes parts[i], one-token parts first, and samples; every token goes to page 0."""
+    firsts, counts = np.array(parts, np.int32).T
     return Launch(
         launch_id=-1,
-        row_ids=np.arange(num_rows, dtype=np.int32),
+        row_ids=np.arange(len(parts), dtype=np.int32),
         first_positions=firsts,
         num_tokens=counts,
         token_ids=np.zeros(counts.sum(), np.int32),
         feedback=counts == 1,
-        samples=np.ones(num_rows, np.bool_),
-        num_decode_rows=ones,
+        samples=np.ones(len(parts), np.bool_),
+        num_decode_rows=int((counts == 1).sum()),
         table_updates=np.zeros((1, 3), np.int32),
         setups=tuple(setups),
     )

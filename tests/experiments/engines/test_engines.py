@@ -126,6 +126,19 @@ with open(given.out, "a") as out:
 """
 
 
+def measure(options, tmp_path, monkeypatch):
+    """The lines that run.py writes for a tiny model on the CPU."""
+    out = tmp_path / "out.jsonl"
+    options = (
+        f"--model tiny_llama --scale 0.008 --rounds 2 --folder {tmp_path} --out {out} {options}"
+    )
+    overrides = "device=cpu model.config.vocab_size=10001 +mode.warmup_requests=2 mode.lock=off"
+    overrides += " model.config.max_position_embeddings=8192 engine.pool_tokens=16384"
+    monkeypatch.setattr(sys, "argv", ["run", *options.split(), *overrides.split()])
+    assert run.main() == 0
+    return [json.loads(line) for line in out.read_text().splitlines()]
+
+
 def test_command_measures_both_engines_and_makes_tables(tmp_path, monkeypatch, capsys):
     peers = tmp_path / "peers.py"
     peers.write_text(PEER)
@@ -133,13 +146,8 @@ def test_command_measures_both_engines_and_makes_tables(tmp_path, monkeypatch, c
     marks = ("tiny_llama", "online_tiny_llama")
     readme.write_text("".join(f"<!-- bench:{name} -->\nold\n<!-- /bench -->\n" for name in marks))
     monkeypatch.setattr(run, "PEER_MODELS", {"tiny_llama": "tiny"})
-    options = "--model tiny_llama --scale 0.008 --workloads prefill,prefix --rates 100"
-    options += f" --online-requests 2 --rounds 2 --peers {peers} --folder {tmp_path} --out {out}"
-    overrides = "device=cpu model.config.vocab_size=10001 +mode.warmup_requests=2 mode.lock=off"
-    overrides += " model.config.max_position_embeddings=8192 engine.pool_tokens=16384"
-    monkeypatch.setattr(sys, "argv", ["run", *options.split(), *overrides.split()])
-    assert run.main() == 0
-    found = [json.loads(line) for line in out.read_text().splitlines()]
+    options = f"--workloads prefill,prefix --rates 100 --online-requests 2 --peers {peers}"
+    found = measure(options, tmp_path, monkeypatch)
     ours = [line for line in found if line["engine"] == "tritium"]
     names = ["prefill", "prefix", "online-100"]
     assert [(line["workload"], line["round"]) for line in ours] == [
@@ -163,14 +171,7 @@ def test_command_measures_both_engines_and_makes_tables(tmp_path, monkeypatch, c
 
 
 def test_hooks_called_directly_serve_the_same_requests_by_turns(tmp_path, monkeypatch):
-    out = tmp_path / "out.jsonl"
-    options = "--model tiny_llama --scale 0.008 --workloads prefix --direct-hooks --rounds 2"
-    options += f" --folder {tmp_path} --out {out}"
-    overrides = "device=cpu model.config.vocab_size=10001 +mode.warmup_requests=2 mode.lock=off"
-    overrides += " model.config.max_position_embeddings=8192 engine.pool_tokens=16384"
-    monkeypatch.setattr(sys, "argv", ["run", *options.split(), *overrides.split()])
-    assert run.main() == 0
-    lines = [json.loads(line) for line in out.read_text().splitlines()]
+    lines = measure("--workloads prefix --direct-hooks", tmp_path, monkeypatch)
     direct = "hooks called directly"
     turns = [("tritium", 0), (direct, 0), ("tritium", 1), (direct, 1)]
     assert [(line["engine"], line["round"]) for line in lines] == turns
