@@ -37,8 +37,8 @@ MANY, FEW = "rotary_store", "rotary_store_few"
 class RotaryStoreConfig:
     """heads: of one token that a program takes, a power of two. num_warps: of a program."""
 
-    heads: int = 16
-    num_warps: int = 4
+    heads: int = 8
+    num_warps: int = 2
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,48 +83,49 @@ def rotary_store_kernel(
     """Program (token, block of heads), flattened: blocks fastest. A head's D elements are held as
     two halves that rotate into each other: elements i and i + D / 2, or 2 i and 2 i + 1."""
     BLOCKS: tl.constexpr = (NUM_Q + 2 * NUM_KV + HEADS - 1) // HEADS
-    token = (tl.program_id(0) // BLOCKS).to(tl.int64)
-    i_head = tl.program_id(0) % BLOCKS * HEADS + tl.arange(0, HEADS)
-    i_pair = tl.arange(0, BLOCK_HALF)
-    in_head = i_pair < HALF
+    # Each block of heads is all queries, all keys or all values.
+    APART: tl.constexpr = NUM_Q % HEADS + NUM_KV % HEADS == 0
+    WORKS: tl.constexpr = HAS_NORM or HAS_ROPE
+    first_head = tl.program_id(0) % BLOCKS * HEADS
+    i_head = first_head + tl.arange(0, HEADS)
     is_k = (i_head >= NUM_Q) & (i_head < NUM_Q + NUM_KV)
     is_v = (i_head >= NUM_Q + NUM_KV) & (i_head < NUM_Q + 2 * NUM_KV)
     is_qk = i_head < NUM_Q + NUM_KV
-    slot = tl.load(p_slots + token)
-    p_heads = p_qkv + token * token_stride + i_head * (2 * HALF)
     used = i_head < NUM_Q + 2 * NUM_KV
-    if not HAS_NORM and not HAS_ROPE:
+    if not WORKS:
         used = used & (i_head >= NUM_Q)
+    o_heads = i_head * (2 * HALF)
+    token = (tl.program_id(0) // BLOCKS).to(tl.int64)
+    slot = tl.load(p_slots + token)
+    p_heads = p_qkv + token * token_stride + o_heads
     b_a, b_b = _load_halves(p_heads, used, HALF, BLOCK_HALF, INTERLEAVED)
-    if HAS_NORM:
-        b_a_norm, b_b_norm = _head_norm(
-            b_a, b_b, p_q_norm, p_k_norm, i_head < NUM_Q, eps, HALF, BLOCK_HALF, INTERLEAVED,
-            p_qkv.dtype.element_ty,
-        )  # fmt: skip
-        b_a = tl.where(is_qk[:, None], b_a_norm, b_a)
-        b_b = tl.where(is_qk[:, None], b_b_norm, b_b)
-    if HAS_ROPE:
-        b_cos = tl.load(p_cos + token * cos_stride + i_pair, mask=in_head, other=0.0)
-        b_sin = tl.load(p_sin + token * sin_stride + i_pair, mask=in_head, other=0.0)
-        b_cos, b_sin = b_cos.to(tl.float32)[None, :], b_sin.to(tl.float32)[None, :]
-        b_turned = b_a * b_cos - b_b * b_sin
-        b_b = tl.where(is_qk[:, None], b_b * b_cos + b_a * b_sin, b_b)
-        b_a = tl.where(is_qk[:, None], b_turned, b_a)
+    if WORKS and (not APART or first_head < NUM_Q + NUM_KV):
+        b_new_a, b_new_b = b_a, b_b
+        if HAS_NORM:
+            b_new_a, b_new_b = _head_norm(
+                b_a, b_b, p_q_norm, p_k_norm, (i_head < NUM_Q)[:, None], eps,
+                HALF, INTERLEAVED, p_qkv.dtype.element_ty,
+            )  # fmt: skip
+        if HAS_ROPE:
+            b_cos = _row(p_cos + token * cos_stride, 1, b_a, HALF)
+            b_sin = _row(p_sin + token * sin_stride, 1, b_a, HALF)
+            b_turned = b_new_a * b_cos - b_new_b * b_sin
+            b_new_b = b_new_b * b_cos + b_new_a * b_sin
+            b_new_a = b_turned
+        b_a = tl.where(is_qk[:, None], b_new_a, b_a)
+        b_b = tl.where(is_qk[:, None], b_new_b, b_b)
     b_a, b_b = b_a.to(p_qkv.dtype.element_ty), b_b.to(p_qkv.dtype.element_ty)
-    if HAS_NORM or HAS_ROPE:
+    if WORKS:
         if INTERLEAVED:
             tl.debug_barrier()  # halves may sit in other threads than the loaded elements
         _store_halves(p_heads, b_a, b_b, is_qk, HALF, BLOCK_HALF, INTERLEAVED)
-    if p_k_cache.dtype.element_ty == tl.float8e4nv:
-        b_scale = tl.where(is_v, v_scale, k_scale)[:, None]
-        b_a, b_b = _quantised(b_a, b_scale), _quantised(b_b, b_scale)
-    else:
-        b_a, b_b = b_a.to(p_k_cache.dtype.element_ty), b_b.to(p_k_cache.dtype.element_ty)
-    o_slot = slot * slot_stride
-    p_k = p_k_cache + o_slot + (i_head - NUM_Q) * (2 * HALF)
-    p_v = p_v_cache + o_slot + (i_head - NUM_Q - NUM_KV) * (2 * HALF)
-    _store_halves(p_k, b_a, b_b, is_k & (slot >= 0), HALF, BLOCK_HALF, INTERLEAVED)
-    _store_halves(p_v, b_a, b_b, is_v & (slot >= 0), HALF, BLOCK_HALF, INTERLEAVED)
+    if not APART or first_head >= NUM_Q:
+        b_c, b_d = _cached(b_a, b_b, tl.where(is_v, v_scale, k_scale), p_k_cache)
+        p_k = p_k_cache + slot * slot_stride + (o_heads - NUM_Q * 2 * HALF)
+        p_v = p_v_cache + slot * slot_stride + (o_heads - (NUM_Q + NUM_KV) * 2 * HALF)
+        stored_k, stored_v = is_k & (slot >= 0), is_v & (slot >= 0)
+        _store_halves(p_k, b_c, b_d, stored_k, HALF, BLOCK_HALF, INTERLEAVED)
+        _store_halves(p_v, b_c, b_d, stored_v, HALF, BLOCK_HALF, INTERLEAVED)
 
 
 @triton.jit
@@ -166,24 +167,36 @@ def _store_halves(
 
 @triton.jit
 def _head_norm(
-    b_a, b_b, p_q_norm, p_k_norm, is_q, eps, HALF: tl.constexpr, BLOCK_HALF: tl.constexpr,
-    INTERLEAVED: tl.constexpr, DTYPE: tl.constexpr,
+    b_a, b_b, p_q_norm, p_k_norm, is_q, eps, HALF: tl.constexpr, INTERLEAVED: tl.constexpr,
+    DTYPE: tl.constexpr,
 ):  # fmt: skip
     """Both halves of each head normalised together and weighted: float32, rounded to DTYPE."""
     STEP: tl.constexpr = 2 if INTERLEAVED else 1
     SECOND: tl.constexpr = 1 if INTERLEAVED else HALF
-    i_pair = tl.arange(0, BLOCK_HALF)
-    inside = i_pair < HALF
-    o_a = i_pair * STEP
     b_scale = tl.rsqrt(tl.sum(b_a * b_a + b_b * b_b, axis=1) / (2 * HALF) + eps)[:, None]
-    b_q = tl.load(p_q_norm + o_a, mask=inside, other=0.0).to(tl.float32)
-    b_k = tl.load(p_k_norm + o_a, mask=inside, other=0.0).to(tl.float32)
-    b_weight = tl.where(is_q[:, None], b_q[None, :], b_k[None, :])
-    b_a = ((b_a * b_scale).to(DTYPE).to(tl.float32) * b_weight).to(DTYPE).to(tl.float32)
-    b_q = tl.load(p_q_norm + o_a + SECOND, mask=inside, other=0.0).to(tl.float32)
-    b_k = tl.load(p_k_norm + o_a + SECOND, mask=inside, other=0.0).to(tl.float32)
-    b_weight = tl.where(is_q[:, None], b_q[None, :], b_k[None, :])
-    b_b = ((b_b * b_scale).to(DTYPE).to(tl.float32) * b_weight).to(DTYPE).to(tl.float32)
+    b_q, b_k = _row(p_q_norm, STEP, b_a, HALF), _row(p_k_norm, STEP, b_a, HALF)
+    b_a = ((b_a * b_scale).to(DTYPE).to(tl.float32) * tl.where(is_q, b_q, b_k)).to(DTYPE)
+    p_q_norm, p_k_norm = p_q_norm + SECOND, p_k_norm + SECOND
+    b_q, b_k = _row(p_q_norm, STEP, b_b, HALF), _row(p_k_norm, STEP, b_b, HALF)
+    b_b = ((b_b * b_scale).to(DTYPE).to(tl.float32) * tl.where(is_q, b_q, b_k)).to(DTYPE)
+    return b_a.to(tl.float32), b_b.to(tl.float32)
+
+
+@triton.jit
+def _row(p_row, STEP: tl.constexpr, b_like, HALF: tl.constexpr):
+    """The same HALF elements, every STEP-th, for each head: float32 shaped as b_like, 0 outside.
+    Loaded as a tile, for a row's layout would have to be converted to the tile's."""
+    i_pair = tl.broadcast_to(tl.arange(0, b_like.shape[1])[None, :], b_like.shape)
+    return tl.load(p_row + i_pair * STEP, mask=i_pair < HALF, other=0.0).to(tl.float32)
+
+
+@triton.jit
+def _cached(b_a, b_b, b_scale, p_cache):
+    """Both halves in the cache's type; b_scale: of each head, where that is float8."""
+    if p_cache.dtype.element_ty == tl.float8e4nv:
+        b_a, b_b = _quantised(b_a, b_scale[:, None]), _quantised(b_b, b_scale[:, None])
+    else:
+        b_a, b_b = b_a.to(p_cache.dtype.element_ty), b_b.to(p_cache.dtype.element_ty)
     return b_a, b_b
 
 
@@ -292,12 +305,12 @@ def pinned_choice(
     choice = choose(FEW if few else MANY, device, shape, [default], lambda _: 0)
     most = triton.next_power_of_2(num_q_heads + 2 * num_kv_heads)
     heads = min(choice.config.heads, most)
-    return replace(choice, config=RotaryStoreConfig(heads, choice.config.num_warps))
+    return replace(choice, config=replace(choice.config, heads=heads))
 
 
 def default_config(num_heads: int, block_half: int) -> RotaryStoreConfig:
-    """Heads that make a tile of 1,024 pairs, and one 16-byte access of each half to a thread."""
-    heads = max(1, min(triton.next_power_of_2(num_heads), 1024 // block_half))
+    """Heads that make a tile of 512 pairs, and one 16-byte access of each half to a thread."""
+    heads = max(1, min(triton.next_power_of_2(num_heads), 512 // block_half))
     warps = max(1, heads * block_half // 256)
     return RotaryStoreConfig(heads, warps)
 

@@ -38,7 +38,7 @@ SWIGLU = [
     SwigluConfig(*one)
     for one in ((512, 1), (512, 2), (1024, 4), (2048, 4), (2048, 8), (4096, 8), (4096, 4))
 ]
-ROTARY = [RotaryStoreConfig(*one) for one in ((8, 2), (16, 2), (16, 4), (32, 4), (32, 8), (64, 8))]
+ROTARY = [RotaryStoreConfig(*one) for one in ((4, 1), (8, 2), (8, 4), (16, 4), (16, 8), (32, 8))]
 SMALL = (1, 16, 128, 256)
 SMALL_BLOCKS = ((256, 1), (1024, 4), (2048, 4))
 
@@ -50,8 +50,11 @@ def randn(*shape: int) -> torch.Tensor:
 class Rotary:
     """Inputs of rotary_store for T tokens; `torch_ops` is the same by torch."""
 
-    def __init__(self, tokens: int, norm: bool = False, fp8: bool = False) -> None:
-        self.qkv = randn(tokens, HEADS + 2 * KV_HEADS, DIM)
+    def __init__(
+        self, tokens: int, norm: bool = False, fp8: bool = False, heads: int = HEADS
+    ) -> None:
+        self.heads = heads
+        self.qkv = randn(tokens, heads + 2 * KV_HEADS, DIM)
         angles = torch.randn(tokens, DIM // 2, device=DEVICE) * 10
         self.cos, self.sin = angles.cos().to(DTYPE), angles.sin().to(DTYPE)
         self.norms = (1 + 0.1 * randn(DIM), 1 + 0.1 * randn(DIM)) if norm else None
@@ -62,23 +65,22 @@ class Rotary:
         self.slots = torch.randperm(2 * tokens, device=DEVICE)[:tokens]
         self.target = StoreTarget(*caches, self.slots)
         cached = 2 * KV_HEADS * caches[0].element_size()
-        moved = (2 * (HEADS + KV_HEADS) + KV_HEADS) * self.qkv.element_size() + cached
+        moved = (2 * (heads + KV_HEADS) + KV_HEADS) * self.qkv.element_size() + cached
         self.bytes = tokens * DIM * (moved + self.qkv.element_size())
 
     def fused(self, config: RotaryStoreConfig | None = None) -> None:
-        rotary_store(
-            self.qkv, HEADS, self.target, self.cos, self.sin, self.norms, EPS, config=config
-        )
+        inputs = self.qkv, self.heads, self.target, self.cos, self.sin, self.norms
+        rotary_store(*inputs, EPS, config=config)
 
     def torch_ops(self) -> tuple[torch.Tensor, torch.Tensor]:
-        qk, v = self.qkv[:, : HEADS + KV_HEADS], self.qkv[:, HEADS + KV_HEADS :]
+        qk, v = self.qkv.split([self.heads + KV_HEADS, KV_HEADS], 1)
         if self.norms:
-            parts = zip(qk.split([HEADS, KV_HEADS], 1), self.norms, strict=True)
+            parts = zip(qk.split([self.heads, KV_HEADS], 1), self.norms, strict=True)
             qk = torch.cat([F.rms_norm(one, (DIM,), None, EPS) * w for one, w in parts], 1)
         cos, sin = torch.cat((self.cos,) * 2, -1), torch.cat((-self.sin, self.sin), -1)
         qk = qk * cos[:, None] + qk.roll(DIM // 2, -1) * sin[:, None]
         if self.target.k_cache.dtype == DTYPE:
-            self.target.k_cache.index_copy_(0, self.slots, qk[:, HEADS:])
+            self.target.k_cache.index_copy_(0, self.slots, qk[:, self.heads :])
             self.target.v_cache.index_copy_(0, self.slots, v)
         return qk, v
 
@@ -217,12 +219,13 @@ def time_large() -> None:
             partial(swiglu, x, config=config),
         )
     del x
-    for norm, fp8 in ((False, False), (True, False), (False, True)):
-        case = Rotary(8192, norm, fp8)
+    shapes = ((False, False, HEADS), (True, False, HEADS // 2), (False, True, HEADS))
+    for norm, fp8, heads in shapes:
+        case = Rotary(8192, norm, fp8, heads)
         copied = copy_bandwidth(case.bytes)
         print(f"copy of {case.bytes / 1e6:.0f} MB: {copied:.2f} TB/s")
         for config in (None, *ROTARY):
-            name = f"rope + store 8192 norm={norm:d} fp8={fp8:d} {_label(config)}"
+            name = f"rope + store 8192 {heads} {norm=:d} {fp8=:d} {_label(config)}"
             report(name, case.bytes, copied, partial(case.fused, config))
 
 

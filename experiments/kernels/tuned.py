@@ -154,6 +154,7 @@ ROTARY_SHAPES = tuple(
     Shape(*one)
     for one in (
         (128, "bfloat16", 1, 4),
+        (128, "bfloat16", 1, 2),
         (64, "bfloat16", 1, 3),
         (128, "float8_e4m3fn", 1, 4),
         (128, "bfloat16", 1, 1),
@@ -165,10 +166,10 @@ ROTARY_SHAPES = tuple(
 
 
 def rotary_candidates(shape: Shape) -> tuple[RotaryStoreConfig, ...]:
-    """Tiles of 256 to 4,096 pairs, 4 to 16 pairs to a thread."""
+    """Tiles of 256 to 2,048 pairs, 4 or 8 pairs to a thread."""
     block_half = triton.next_power_of_2(shape.head_dim // 2)
     heads = triton.next_power_of_2((shape.group + 2) * KV_HEADS)
-    pairs = [(size, threads) for size in (256, 512, 1024, 2048, 4096) for threads in (4, 8, 16)]
+    pairs = [(size, threads) for size in (256, 512, 1024, 2048) for threads in (4, 8)]
     made = {(size // block_half, size // each // 32) for size, each in pairs}
     fitting = sorted(one for one in made if 1 <= one[0] <= heads and 1 <= one[1] <= 16)
     return tuple(RotaryStoreConfig(*one) for one in fitting)

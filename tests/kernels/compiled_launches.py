@@ -42,14 +42,15 @@ def shared(head_dim=128, kv_dtype="bfloat16", page_size=16, group=4, rows=64, sm
     kernel(*tensors, head_dim**-0.5)
 
 
-def rotary(head_dim=128, kv_dtype="bfloat16", group=4, tokens=16, config=None):
+def rotary(head_dim=128, kv_dtype="bfloat16", group=4, tokens=16, config=None, norm=False):
     q, cache = _tensors(1, tokens, head_dim, kv_dtype, 1, group)[:2]
     qkv = torch.zeros(tokens, (group + 2) * KV_HEADS, head_dim, dtype=q.dtype)
     slots = cache.new_zeros(4, KV_HEADS, head_dim)
     target = StoreTarget(slots, slots.clone(), torch.zeros(tokens, dtype=torch.int64))
     cos = torch.zeros(tokens, head_dim // 2, dtype=q.dtype)
     chosen = None if config is None else RotaryStoreConfig(**config)
-    rotary_store(qkv, KV_HEADS * group, target, cos, cos.clone(), config=chosen)
+    norms = (qkv.new_zeros(head_dim), qkv.new_zeros(head_dim)) if norm else None
+    rotary_store(qkv, KV_HEADS * group, target, cos, cos.clone(), norms, config=chosen)
 
 
 def prefill(head_dim=128, kv_dtype="bfloat16", page_size=16, group=4, tokens=2048):

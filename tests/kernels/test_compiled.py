@@ -67,6 +67,14 @@ PINNED = (
 )
 
 
+ROTARY = [
+    Launcher(f"rotary {kv_dtype} {norm=} {heads}", f"{FOLDER}rotary", arguments)
+    for kv_dtype in ("bfloat16", "float8_e4m3fn")
+    for norm in (False, True)
+    for heads in (8, 16)  # of 32 + 2 x 8: blocks of queries, keys or values alone, and mixed ones
+    for config in [{"heads": heads, "num_warps": heads // 4}]
+    for arguments in [{"kv_dtype": kv_dtype, "norm": norm, "config": config}]
+]
 CAPABILITY = {"NVIDIA H200": 90}
 TABLE = json.loads(FILE.read_text())
 
@@ -91,7 +99,7 @@ def compiled():
     launchers = [
         Launcher(one.name, FOLDER + one.function, one.arguments, one.capability) for one in PINNED
     ]
-    return inspect_all([*launchers, *map(measured, TABLE)], timeout_s=360)
+    return inspect_all([*launchers, *ROTARY, *map(measured, TABLE)], timeout_s=360)
 
 
 @pytest.mark.parametrize("pinned", PINNED, ids=lambda one: one.name)
@@ -114,6 +122,14 @@ def test_measured_configuration_fits_its_device(entry, compiled):
     assert kernel.stack_bytes <= 8
     assert kernel.shared_bytes <= SHARED[kernel.capability]
     assert kernel.programs >= entry["configuration"].get("per_sm", 1)
+
+
+@pytest.mark.parametrize("name", [one.name for one in ROTARY])
+def test_rotary_tables_are_loaded_as_the_tile_uses_them(name, compiled):
+    [kernel] = compiled[name]
+    assert kernel.shared_bytes == 0  # no layout is converted
+    assert kernel.registers <= 64
+    assert kernel.stack_bytes == 0
 
 
 def test_planner_spills_nothing(compiled):

@@ -14,6 +14,8 @@ from kernels.conformance import dense_reference, deviation, lse_deviation, paged
 from kernels.torch_reference import paged_decode
 
 ROOT = Path(__file__).resolve().parents[2]
+CHILD = {name: value for name, value in os.environ.items() if "PYTEST" not in name}
+"""Of a child process: pytest must not take itself for one of several workers."""
 FORGETS_WINDOW = """
 from kernels.torch_reference import paged_decode
 
@@ -95,9 +97,7 @@ def test_caps_leave_room_for_the_rounding_of_large_results(factor, passes):
 def test_kernel_that_cannot_be_loaded_is_one_usage_error():
     spec = "kernels.nosuch:f"
     command = [sys.executable, "-m", "pytest", "-q", "-n", "0", "--kernel", spec]
-    done = subprocess.run(
-        command, cwd=ROOT, env=dict(os.environ), capture_output=True, text=True, timeout=120
-    )
+    done = subprocess.run(command, cwd=ROOT, env=CHILD, capture_output=True, text=True, timeout=120)
     assert done.returncode == pytest.ExitCode.USAGE_ERROR
     assert done.stderr.startswith(f"ERROR: --kernel {spec}: ")
     assert len(done.stderr.strip().splitlines()) == 1
@@ -109,9 +109,7 @@ def test_kit_finds_the_mistake_of_a_users_kernel_and_prints_the_table(tmp_path):
     file.write_text(FORGETS_WINDOW)
     command = [sys.executable, "-m", "pytest", "-q", "-n", "0", "-k", "test_window or test_group"]
     command += ["--kernel", f"{file}:decode", "-p", "no:cacheprovider"]
-    done = subprocess.run(
-        command, cwd=ROOT, env=dict(os.environ), capture_output=True, text=True, timeout=120
-    )
+    done = subprocess.run(command, cwd=ROOT, env=CHILD, capture_output=True, text=True, timeout=120)
     lines = {line.split()[0]: line.split() for line in done.stdout.splitlines() if line.strip()}
     assert done.returncode == 1, done.stdout + done.stderr
     assert lines["group"][1:3] == ["7", "0"]

@@ -174,9 +174,12 @@ def test_head_counts_and_tokens(tokens, heads):
     check(Case(torch.float32, heads, 8, tokens))
 
 
-@pytest.mark.parametrize("config", [RotaryStoreConfig(1, 1), RotaryStoreConfig(4, 2)])
-def test_configuration_changes_nothing(config):
-    check(Case(torch.float16, norm=True, dim=64), config)
+@pytest.mark.parametrize("config", [(1, 1), (4, 2), (2, 1), (8, 1)])
+@pytest.mark.parametrize("flags", [{"norm": True}, {}, {"rope": False}])
+@pytest.mark.parametrize("heads", [(4, 2), (8, 8), (3, 1)])
+def test_configuration_changes_nothing(config, flags, heads):
+    # Blocks of heads that are all queries, all keys or all values, and mixed ones.
+    check(Case(torch.float16, heads, 64, **flags), RotaryStoreConfig(*config))
 
 
 def test_measured_configuration_serves_batches_of_its_size(monkeypatch, tmp_path):

@@ -4,6 +4,7 @@ import pytest
 
 from core.errors import ConfigError
 from kernels.extend_dense import extend as dense_extend
+from kernels.jit import INTERPRETED
 from kernels.split_kv import SplitKV
 from kernels.torch_reference import paged_extend
 from plugins.executor.torch_runner import TorchRunner
@@ -12,6 +13,7 @@ from tests.plugins.executor.launch_driver import Driver
 from tests.plugins.executor.test_graphs import WideModel
 
 
+@pytest.mark.skipif(not INTERPRETED, reason="runs kernels on a CPU")
 @pytest.mark.parametrize("extend", [paged_extend, dense_extend])
 def test_results_tell_what_was_planned(extend):
     executor = make(
