@@ -1,16 +1,19 @@
 """Host time of a decode step by part, with executors that compute nothing.
 
-    python -m experiments.engines.host [--running 256] [--profile] [overrides of run.py]
+    python -m experiments.engines.host [--running 256] [--device-us 0] [--profile] [overrides]
 
 Decode-only steps of `running` requests with the shipped plugins in charge and real time, medians in
-microseconds from the step records; `step` is the whole call of Engine.step. Executors:
+microseconds from the step records; `step` is a step's wall time over a turn of 20, at whose end the
+sinks are waited for. Executors:
 
-null     launch keeps the row count, collect hands out zeros: the scheduler alone
+null     launch keeps the row count, collect hands out zeros: the scheduler alone; with --device-us
+         each launch takes so long after the one before, and collect sleeps until then
 torch    the torch runner on the CPU over a model without layers and eight tokens: packing, upload,
          sampling, all torch calls of a step but the model's
 
 with and without overlap, hooks called through pluggy or directly (`direct`), records written by all
-sinks of the config or by none. Cases take turns. --profile: the functions in which the steps spend
+sinks of the config, on the step's thread (inline) or on their own (thread, as in mode bench), or by
+none. Cases take turns. overrides: of run.py. --profile: the functions in which the steps spend
 most, for each executor with overlap."""
 
 import argparse
@@ -20,17 +23,15 @@ import json
 import pstats
 import sys
 import tempfile
-from collections import deque
 from collections.abc import Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
-from time import perf_counter
+from time import perf_counter, sleep
 from typing import Any
 
 import numpy as np
-import torch
 from hydra import compose, initialize_config_dir
 from omegaconf import OmegaConf
 
@@ -41,106 +42,54 @@ from core.build import build_engine
 from core.clock import RealClock
 from core.engine import Engine
 from core.hooks import Hooks
-from core.hookspecs import hookimpl
-from core.launch import Launch, LaunchResult, PoolLayout
-from core.queries import AttentionQuery, ExecutorQuery, ModelQuery, SinkQuery
-from core.records import RunInfo
+from core.queries import SinkQuery
+from core.records import RequestRecord, RunInfo, StepRecord
 from core.request import Request, SamplingParams
 from experiments.engines.direct_hooks import DirectHooks
+from experiments.engines.empty import MAX_MODEL_LEN, VOCAB, EmptyModel, NullExecutor
 from experiments.engines.report import host
 from plugins.executor.torch_runner import TorchRunner
+from plugins.mode.outlet import Outlet
 
 PROMPT_TOKENS = 200
-MAX_MODEL_LEN = 4096
 WARM_STEPS = 50
 TURN_STEPS = 20
 PARTS = ("plan", "pack", "launch", "collect", "commit", "observers")
-VOCAB = 8
 
 
-class NullExecutor:
-    """core.protocols.Executor: every token is 0."""
+class Reached:
+    """A sink behind all others: steps that these have taken."""
 
-    vocab_size, max_model_len, end_token_ids, tokenizer = VOCAB, MAX_MODEL_LEN, (), None
+    steps = 0
 
-    def __init__(self) -> None:
-        self._sizes: deque[tuple[int, int]] = deque()
+    def step(self, record: StepRecord) -> None:  # noqa: ARG002
+        """Count it."""
+        self.steps += 1
 
-    @hookimpl
-    def build_executor(self, query: ExecutorQuery) -> "NullExecutor":  # noqa: ARG002
-        """Itself."""
-        return self
+    def request(self, record: RequestRecord) -> None:
+        """Nothing to do."""
 
-    def prepare(self, layout: PoolLayout) -> None:
-        """Nothing to allocate."""
-
-    def launch(self, launch: Launch) -> None:
-        """Remember how many tokens it yields."""
-        self._sizes.append((launch.launch_id, int(launch.samples.sum())))
-
-    def collect(self) -> LaunchResult:
-        """Zeros."""
-        launch_id, size = self._sizes.popleft()
-        return LaunchResult(launch_id, np.zeros(size, np.int32), 0.0)
-
-    def describe(self) -> dict[str, Any]:
-        """Its name."""
-        return {"executor": "null"}
-
-    def close(self) -> None:
-        """Nothing to release."""
-
-
-class EmptyModel:
-    """core.model_protocols.Model and AttentionBackend without a layer: logits are zeros."""
-
-    name, num_layers, num_q_heads, num_kv_heads, head_dim = "empty", 1, 1, 1, 1
-    vocab_size, max_model_len, end_token_ids, tokenizer = VOCAB, MAX_MODEL_LEN, (), None
-    dtype, device = torch.float32, torch.device("cpu")
-
-    @hookimpl
-    def build_model(self, query: ModelQuery) -> "EmptyModel":  # noqa: ARG002
-        """Itself."""
-        return self
-
-    @hookimpl
-    def build_attention(self, query: AttentionQuery) -> "EmptyModel":  # noqa: ARG002
-        """Itself."""
-        return self
-
-    def plan(self, batch: Any) -> None:
-        """No metadata."""
-
-    def describe(self) -> dict[str, Any]:
-        """Its name."""
-        return {"attention": "empty"}
-
-    def forward(
-        self,
-        token_ids: Any,  # noqa: ARG002
-        positions: Any,  # noqa: ARG002
-        attend: Any,  # noqa: ARG002
-        logits_rows: Any,
-    ) -> Any:
-        """Logits float32 [k, VOCAB]."""
-        return torch.zeros(len(logits_rows), VOCAB)
+    def close(self, run: RunInfo, summary: dict[str, Any]) -> None:
+        """Nothing to do."""
 
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """executor: null or torch. direct: no pluggy. sinks: those of the config write all."""
+    """executor: null or torch. direct: no pluggy. sinks: those of the config write all, inline or
+    on a thread; "": none."""
 
     executor: str
     overlap: bool
     direct: bool = False
-    sinks: bool = False
+    sinks: str = ""
 
 
 CASES = [
     Case("null", overlap=False),
     Case("null", overlap=True),
     Case("null", overlap=True, direct=True),
-    Case("null", overlap=True, sinks=True),
+    Case("null", overlap=True, sinks="inline"),
+    Case("null", overlap=True, sinks="thread"),
     Case("torch", overlap=False),
     Case("torch", overlap=True),
 ]
@@ -153,14 +102,16 @@ def main() -> None:
     )
     parser.add_argument("--running", type=int, default=256)
     parser.add_argument("--steps", type=int, default=400)
+    parser.add_argument("--device-us", type=float, default=0.0)
     parser.add_argument("--profile", action="store_true")
     parser.add_argument("--out", type=Path, help="append the results to this JSONL file")
     parser.add_argument("overrides", nargs="*", help="of run.py")
     arguments = parser.parse_args()
     overrides = arguments.overrides
-    size = (arguments.running, arguments.steps, overrides)
+    size = (arguments.running, arguments.steps, overrides, arguments.device_us)
+    common = {"kind": "host", "running": arguments.running, "device_us": arguments.device_us}
     lines = [
-        {"kind": "host", "running": arguments.running, **facts(case), **times}
+        {**common, **facts(case), **times}
         for case, times in zip(CASES, decode_steps(CASES, *size), strict=True)
     ]
     sys.stdout.write(host(lines))
@@ -170,7 +121,7 @@ def main() -> None:
     if arguments.profile:
         for case in (Case("null", overlap=True), Case("torch", overlap=True)):
             profile = cProfile.Profile()
-            decode_steps([case], *size, profile)
+            decode_steps([case], *size, profile=profile)
             sys.stdout.write(f"\n{case.executor}\n{hottest(profile)}")
 
 
@@ -184,6 +135,7 @@ def decode_steps(
     running: int,
     steps: int,
     overrides: list[str],
+    device_us: float = 0.0,
     profile: cProfile.Profile | None = None,
 ) -> list[dict[str, float]]:
     """Median microseconds a part over decode-only steps of `running` requests, for each case. Cases
@@ -193,9 +145,9 @@ def decode_steps(
         for number, case in enumerate(cases):
             own = Path(folder) / str(number)
             own.mkdir()
-            engine = make_engine(case, running, overrides, str(own))
+            engine, reached = make_engine(case, running, overrides, str(own), device_us)
             stack.callback(_close, engine)
-            meters.append(Meter(engine, running))
+            meters.append(Meter(engine, running, reached))
         for meter in meters:
             meter.run(WARM_STEPS, keep=False)
         for begin in range(0, steps, TURN_STEPS):
@@ -205,39 +157,49 @@ def decode_steps(
 
 
 class Meter:
-    """Runs an engine's steps and keeps the times of those that decode all rows."""
+    """Runs an engine's steps and keeps the times of those that decode all rows. reached: behind the
+    engine's sinks, if it has any."""
 
-    def __init__(self, engine: Engine, running: int) -> None:
+    def __init__(self, engine: Engine, running: int, reached: Reached | None) -> None:
         self._engine = engine
         self._running = running
+        self._reached = reached
+        self._events = 0
         self._times: dict[str, list[float]] = {part: [] for part in (*PARTS, "step")}
 
     def run(self, steps: int, keep: bool, profile: cProfile.Profile | None = None) -> None:
         """So many decode-only steps, and whatever comes before them."""
-        while steps:
-            if profile is not None:
-                profile.enable()
-            begin = perf_counter()
-            event = self._engine.step()
-            step_us = (perf_counter() - begin) * 1e6
-            if profile is not None:
-                profile.disable()
-            if event is None or event.record.decode_tokens != self._running:
-                continue
-            steps -= 1
-            if keep:
-                self._times["step"].append(step_us)
-                for part in PARTS:
-                    self._times[part].append(event.record.host_us[part])
+        begin, left = perf_counter(), steps
+        with profile or nullcontext():
+            while left:
+                left -= self._step(keep)
+        while self._reached is not None and self._reached.steps < self._events - 1:
+            sleep(1e-4)  # the outlet holds the last step back
+        if keep:
+            self._times["step"].append((perf_counter() - begin) * 1e6 / steps)
 
     def medians(self) -> dict[str, float]:
         """Microseconds by part."""
         return {part: round(median(values), 1) for part, values in self._times.items()}
 
+    def _step(self, keep: bool) -> bool:
+        """Whether it decoded all rows."""
+        event = self._engine.step()
+        if event is None:
+            return False
+        self._events += 1
+        counts = event.record.decode_tokens == self._running
+        if counts and keep:
+            for part in PARTS:
+                self._times[part].append(event.record.host_us[part])
+        return counts
 
-def make_engine(case: Case, running: int, overrides: list[str], folder: str) -> Engine:
+
+def make_engine(
+    case: Case, running: int, overrides: list[str], folder: str, device_us: float = 0.0
+) -> tuple[Engine, Reached | None]:
     """An engine of the shipped plugins over an executor that computes nothing, `running` requests
-    submitted."""
+    submitted; and what is behind its sinks."""
     job = _job(
         [
             "executor=fake",
@@ -252,14 +214,17 @@ def make_engine(case: Case, running: int, overrides: list[str], folder: str) -> 
     plugins: dict[str, object] = {}
     for nodes in (default_nodes(job), plugin_nodes(job)):
         plugins |= {name: build(path, node) for name, (path, node) in nodes.items()}
-    replaced = {"fake": NullExecutor()}
+    replaced = {"fake": NullExecutor(device_us)}
     if case.executor == "torch":
         replaced = {"fake": TorchRunner(), "empty": EmptyModel()}
     hooks = Hooks(plugins | replaced, {})
     run = RunInfo(job.name, 0, job.policy, hooks.in_charge(), job.config, {})
-    sinks = hooks.build_all("build_sink", SinkQuery(run, folder)) if case.sinks else []
-    settings = job.settings.engine
-    engine = build_engine(hooks, settings, 0, RealClock(), sinks=sinks, record_rows=case.sinks)
+    outlet, reached = Outlet(threaded=case.sinks == "thread"), None
+    if case.sinks:
+        reached = Reached()
+        outlet.open([*hooks.build_all("build_sink", SinkQuery(run, folder)), reached])
+    settings, rows = job.settings.engine, case.sinks != ""
+    engine = build_engine(hooks, settings, 0, RealClock(), sinks=[outlet], record_rows=rows)
     if case.direct:
         engine.state.hooks = DirectHooks(hooks)  # type: ignore[assignment]
     rng = np.random.default_rng(0)
@@ -267,7 +232,7 @@ def make_engine(case: Case, running: int, overrides: list[str], folder: str) -> 
         prompt = rng.integers(1, VOCAB, PROMPT_TOKENS).astype(np.int32)
         params = SamplingParams(max_tokens=3800, temperature=0.0, ignore_eos=True)
         engine.submit(Request(str(index), prompt, params))
-    return engine
+    return engine, reached
 
 
 def hottest(profile: cProfile.Profile, count: int = 30) -> str:

@@ -63,7 +63,7 @@ def host(lines: Sequence[Line]) -> str:
             line["executor"],
             "yes" if line["overlap"] else "no",
             "direct" if line["direct"] else "pluggy",
-            "all" if line["sinks"] else "none",
+            str(line["sinks"] or "none"),
             *(f"{line[part]:.0f}" for part in HOST_PARTS),
         ]
         for line in lines

@@ -18,7 +18,8 @@ from core.request import Request, SamplingParams
 from core.session import Session
 from experiments.engines.direct_hooks import DirectHooks
 from experiments.engines.workloads import warm_up_load
-from plugins.mode.bench import Bench, Outlet
+from plugins.mode.bench import Bench
+from plugins.mode.outlet import Outlet
 from plugins.mode.step_totals import StepTotals
 from plugins.workload.file import File
 

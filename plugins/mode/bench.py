@@ -11,12 +11,11 @@ from core.build import build_engine
 from core.clock import RealClock
 from core.config import Records, require
 from core.engine import Engine
-from core.protocols import Sink
 from core.queries import SinkQuery
-from core.records import RequestRecord, StepRecord
 from core.request import Request
 from core.session import Session
 from plugins.mode.device_lock import device_lock
+from plugins.mode.outlet import Outlet
 from plugins.mode.progress import ProgressBar
 from plugins.mode.step_totals import StepTotals
 from plugins.mode.summary import summarise, summary_of_hooks
@@ -32,7 +31,8 @@ class Bench:
 
     warmup: prefill and decode a throw-away sequence first; it is in no record and no policy sees
     it, and the clock starts after it. lock: one bench a device: fail at once, wait for the other,
-    or off. Under a virtual clock neither applies: nothing is measured on a device.
+    or off. Under a virtual clock neither applies: nothing is measured on a device. In real
+    time on a CUDA device sinks have a thread of their own (plugins/mode/outlet.py).
     """
 
     def __init__(self, warmup: bool = True, lock: str = "fail") -> None:
@@ -45,7 +45,8 @@ class Bench:
         timed = isinstance(session.clock, RealClock)
         locked = timed and self.lock != "off"
         with device_lock(session.device, self.lock == "wait") if locked else nullcontext():
-            outlet = Outlet()
+            # On a CPU nothing is waited for, and a thread would only compete with the engine's.
+            outlet = Outlet(threaded=timed and session.device.startswith("cuda"))
             engine = build_engine(
                 session.hooks,
                 session.engine,
@@ -66,7 +67,7 @@ class Bench:
                 engine.close()
 
     def _serve(
-        self, session: Session, engine: Engine, outlet: "Outlet", warms: bool
+        self, session: Session, engine: Engine, outlet: Outlet, warms: bool
     ) -> dict[str, Any]:
         tokenizer = engine.executor.tokenizer
         requests = session.workload.requests(
@@ -80,13 +81,11 @@ class Bench:
         return summary
 
     def _measured(
-        self, session: Session, engine: Engine, outlet: "Outlet", requests: Sequence[Request]
+        self, session: Session, engine: Engine, outlet: Outlet, requests: Sequence[Request]
     ) -> dict[str, Any]:
         """Serve the requests with sinks that open now and close with the summary."""
-        outlet.sinks = session.hooks.build_all(
-            "build_sink", SinkQuery(session.run, str(session.folder))
-        )
-        compiled = Compiled(engine)
+        query, compiled = SinkQuery(session.run, str(session.folder)), Compiled(engine)
+        outlet.open(session.hooks.build_all("build_sink", query))
         try:
             totals = self._replay(session, engine, requests)
             summary = self._summary(session, engine, requests, totals)
@@ -157,31 +156,3 @@ class Compiled:
             text = "%d kernels were compiled while requests waited (%.1f s): %s"
             logger.warning(text, len(new), seconds, ", ".join(sorted(set(names))))
         return {"count": len(new), "seconds": seconds, "kernels": names}
-
-
-class Outlet:
-    """The engine's one sink: passes records on to sinks that open when the measured part begins."""
-
-    def __init__(self) -> None:
-        self.sinks: list[Sink] = []
-
-    def step(self, record: StepRecord) -> None:
-        """Pass on a step."""
-        for sink in self.sinks:
-            sink.step(record)
-
-    def request(self, record: RequestRecord) -> None:
-        """Pass on an ended request."""
-        for sink in self.sinks:
-            sink.request(record)
-
-    def close(self, run: Any, summary: dict[str, Any]) -> None:
-        """The run ended well."""
-        for sink in self.sinks:
-            sink.close(run, summary)
-
-    def fail(self, error: BaseException) -> None:
-        """The run broke: tell the sinks that have a method `fail(error)`."""
-        for sink in self.sinks:
-            if hasattr(sink, "fail"):
-                sink.fail(error)

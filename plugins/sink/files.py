@@ -13,7 +13,7 @@ from core.config import Records
 from core.hookspecs import hookimpl
 from core.queries import SinkQuery
 from core.records import RequestRecord, RunInfo, StepRecord
-from plugins.sink.rows import REQUEST_COLUMNS, plain, request_row, step_fields, to_json
+from plugins.sink.rows import REQUEST_COLUMNS, StepLines, plain, request_row
 
 # column of tokens.npz -> (array code, dtype)
 _TOKEN_COLUMNS = {
@@ -54,6 +54,7 @@ class FilesSink:
             name: array(code) for name, (code, _) in _TOKEN_COLUMNS.items()
         }
         self._count = 0
+        self._lines = StepLines()
         if records is Records.full:
             self._steps = open(folder / "steps.jsonl", "w", encoding="utf-8")  # noqa: SIM115
         if records is not Records.summary:
@@ -66,7 +67,7 @@ class FilesSink:
     def step(self, record: StepRecord) -> None:
         """Append one line to steps.jsonl."""
         if self._steps is not None:
-            self._steps.write(to_json(step_fields(record)) + "\n")
+            self._steps.write(self._lines.line(record) + "\n")
 
     def request(self, record: RequestRecord) -> None:
         """Append one row to requests.csv and keep its tokens."""

@@ -120,6 +120,8 @@ class Kernels:
 class KernelsSink:
     """Profiles one run. Holds 8 bytes a step, a number a token stream, and its windows."""
 
+    immediate = True  # a window opens and closes between two steps of the engine
+
     def __init__(
         self, folder: Path, schedule: Schedule, profiler: DeviceProfiler, roofline: Roofline
     ) -> None:

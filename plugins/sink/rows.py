@@ -29,7 +29,8 @@ REQUEST_COLUMNS = (
     "e2e_s",
     "error",
 )
-_STEP_COLUMNS = tuple(name for name in StepRecord.__slots__ if name != "choices")
+_STEP_COLUMNS = tuple(name for name in StepRecord.__slots__ if name not in ("choices", "rows"))
+_MAX_ROW_TEXTS = 100_000
 _DERIVED = {"queue_s": queue_s, "ttft_s": ttft_s, "tpot_s": tpot_s, "e2e_s": e2e_s}
 
 
@@ -41,8 +42,28 @@ def request_row(record: RequestRecord) -> list[Any]:
     ]
 
 
-def step_fields(record: StepRecord) -> dict[str, Any]:
-    """A step record as a dict for JSON (see `plain` for what its details may hold)."""
+class StepLines:
+    """Step records as lines of JSON (see `plain` for what their details may hold). Rows, which
+    recur from step to step, are encoded once: that is most of a step's cost."""
+
+    def __init__(self) -> None:
+        self._rows = _RowTexts()
+
+    def line(self, record: StepRecord) -> str:
+        """One record, no line break."""
+        if len(self._rows) > _MAX_ROW_TEXTS:
+            self._rows.clear()
+        rows = ",".join(map(self._rows.__getitem__, record.rows))
+        return f'{to_json(_step_fields(record))[:-1]},"rows":[{rows}]}}'
+
+
+class _RowTexts(dict[tuple[str, int, int], str]):
+    def __missing__(self, row: tuple[str, int, int]) -> str:
+        text = self[row] = to_json(row)
+        return text
+
+
+def _step_fields(record: StepRecord) -> dict[str, Any]:
     fields = {name: getattr(record, name) for name in _STEP_COLUMNS}
     fields["choices"] = [
         {

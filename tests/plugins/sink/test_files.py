@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from core.queries import SinkQuery
+from core.records import StepRecord
 from plugins.sink.files import Files
 from tests.plugins.sink.sink_run import RUN, feed, steps, summary
 
@@ -85,3 +86,14 @@ def test_summary_with_a_number_json_cannot_hold_is_refused(tmp_path: Path) -> No
     with pytest.raises(ValueError, match="not JSON compliant"):
         sink.close(RUN, {"rate": float("nan")})
     assert "summary.json" not in names(tmp_path)
+
+
+def test_rows_that_recur_are_written_as_they_are(tmp_path):
+    rows = [[("a", 0, 1), ('"b\\', 2, 30)], [("a", 0, 1)], []]
+    sink: Any = Files().build_sink(query=SinkQuery(RUN, str(tmp_path)))
+    for number, listed in enumerate(rows):
+        sink.step(StepRecord(number, 0.5, rows=listed))
+    sink.close(RUN, {})
+    lines = (tmp_path / "steps.jsonl").read_text().splitlines()
+    read = [[tuple(row) for row in json.loads(line)["rows"]] for line in lines]
+    assert read == rows
