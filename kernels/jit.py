@@ -25,6 +25,16 @@ def upcast(dtype: torch.dtype) -> bool:
 
 
 @triton.jit
+def await_inputs(EARLY: tl.constexpr):
+    """Where a program begins. EARLY: it was launched before the kernel ahead of it ended (see
+    kernels/launch.py), and waits here for what that wrote. Only then may the kernel behind start:
+    what was written two launches ago is there for it without waiting."""
+    if EARLY:
+        tl.extra.cuda.gdc_wait()
+        tl.extra.cuda.gdc_launch_dependents()
+
+
+@triton.jit
 def dot(a, b, acc, UPCAST: tl.constexpr):
     """acc + a @ b, accumulated in float32; float32 operands are not rounded to TF32."""
     if UPCAST:

@@ -3,7 +3,11 @@
 Triton specialises a kernel on every argument at every launch, which costs the host more than a
 small kernel runs. Attention runs with the same shapes in every layer, so the caller keeps a key of
 everything that decides the specialisation, and the second launch with a key goes straight to the
-compiled kernel."""
+compiled kernel.
+
+A kernel whose last parameter is EARLY is launched, on a Hopper card, before the kernel ahead of it
+in the stream has ended, and waits for that on the device (programmatic dependent launch): its
+start-up, a large part of a small kernel's time, then costs nothing."""
 
 from collections.abc import Callable, Hashable, Mapping
 from functools import cache
@@ -21,6 +25,7 @@ class Launcher:
     def __init__(self, kernel: Any) -> None:
         """kernel: a jit function whose constants are its last parameters."""
         self._kernel = kernel
+        self._waits = getattr(kernel, "arg_names", [""])[-1] == "EARLY"
         self._compiled: dict[Hashable, tuple[Any, tuple[Any, ...], int]] = {}
 
     def __call__(
@@ -32,9 +37,9 @@ class Launcher:
         **options: Any,
     ) -> None:
         """Launch on the current stream. arguments: positional, up to the constants; constants():
-        the rest by name, in the kernel's order, asked once a key. key must change whenever a
-        constant or option does, the device, a tensor's dtype or, where the kernel is specialised on
-        them, its 16-byte alignment and an integer's being 1 or a multiple of 16."""
+        the rest by name but EARLY, in the kernel's order, asked once a key. key must change
+        whenever a constant or option does, the device, a tensor's dtype or, where the kernel is
+        specialised on them, its 16-byte alignment and an integer's being 1 or a multiple of 16."""
         if not self.again(key, grid, arguments):
             self._first(key, grid, arguments, constants(), options)
 
@@ -62,6 +67,10 @@ class Launcher:
         constants: Mapping[str, Any],
         options: Mapping[str, Any],
     ) -> None:
+        if self._waits:
+            early = starts_early(arguments[0].device)
+            constants = {**constants, "EARLY": early}
+            options = {**options, "launch_pdl": True} if early else options
         compiled = self._kernel[grid](*arguments, **constants, **options)
         if isinstance(self._kernel, JITFunction) and compiled is not None:
             names = self._kernel.arg_names[len(arguments) :]
@@ -87,6 +96,12 @@ def type_of(*tensors: Tensor) -> tuple[Any, ...]:
     """As `form_of`, of tensors on whose alignment the kernel is not specialised: lengths, tables
     and parameters of rows, which are slices of a launch's one upload."""
     return tuple([(one.dtype, one.shape[1:], one.stride(), one.get_device()) for one in tensors])
+
+
+@cache
+def starts_early(device: torch.device) -> bool:
+    """Whether kernels can be launched before the one ahead of them ends, and wait by themselves."""
+    return device.type == "cuda" and torch.cuda.get_device_capability(device)[0] >= 9
 
 
 @cache

@@ -7,7 +7,7 @@ order of parts, so that the same parts give the same bits."""
 import triton
 import triton.language as tl
 
-from kernels.jit import LN2
+from kernels.jit import LN2, await_inputs
 
 
 @triton.jit
@@ -58,15 +58,13 @@ def merge_kernel(
     BLOCK_S: tl.constexpr, HAS_LSE: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
     """One query head of one row; grid (rows, heads). row_parts int32 [rows, 3]: first partial
-    result, splits, partial results. EARLY: launched before the kernel that writes the partials has
-    ended."""
+    result, splits, partial results."""
     row = tl.program_id(0)
     head = tl.program_id(1)
     # The planner wrote these at least two launches ago: they need not wait for the partials.
     first = tl.load(p_row_parts + row * 3)
     num_parts = tl.load(p_row_parts + row * 3 + 2)
-    if EARLY:
-        tl.extra.cuda.gdc_wait()
+    await_inputs(EARLY)
     if num_parts == 1:
         return
     i_g = tl.arange(0, 1)

@@ -13,6 +13,7 @@ import triton.language as tl
 from torch import Tensor
 
 from kernels.check import check_runs, require
+from kernels.jit import await_inputs
 from kernels.launch import Launcher, form_of
 
 MAX_WIDTH = 16_384
@@ -42,8 +43,10 @@ def rms_norm_kernel(
     BLOCK: tl.constexpr,
     ROWS: tl.constexpr,
     HAS_DELTA: tl.constexpr,
+    EARLY: tl.constexpr,
 ):
     """Program i: rows i * ROWS .. (i + 1) * ROWS."""
+    await_inputs(EARLY)
     i_column = tl.arange(0, BLOCK)
     inside = i_column < WIDTH
     b_weight = tl.load(p_weight + i_column, mask=inside, other=0.0, eviction_policy="evict_last")

@@ -17,7 +17,7 @@ import triton.language as tl
 from torch import Tensor
 
 from kernels.check import check_runs, require
-from kernels.jit import INTERPRETED
+from kernels.jit import INTERPRETED, await_inputs
 from kernels.launch import Launcher, form_of, type_of
 from kernels.pinned import Choice, Shape, choose
 
@@ -79,9 +79,11 @@ def rotary_store_kernel(
     HAS_NORM: tl.constexpr,
     HAS_ROPE: tl.constexpr,
     INTERLEAVED: tl.constexpr,
+    EARLY: tl.constexpr,
 ):
     """Program (token, block of heads), flattened: blocks fastest. A head's D elements are held as
     two halves that rotate into each other: elements i and i + D / 2, or 2 i and 2 i + 1."""
+    await_inputs(EARLY)
     BLOCKS: tl.constexpr = (NUM_Q + 2 * NUM_KV + HEADS - 1) // HEADS
     # Each block of heads is all queries, all keys or all values.
     APART: tl.constexpr = NUM_Q % HEADS + NUM_KV % HEADS == 0

@@ -8,13 +8,12 @@ but the scores needs a mask."""
 import triton
 import triton.language as tl
 
-from kernels.jit import LN2, LOG2E, dot, soft_cap
+from kernels.jit import LN2, LOG2E, await_inputs, dot, soft_cap
 from kernels.merge import merge_parts
 
 MERGE_LAST = tl.constexpr(0)
 MERGE_APART = tl.constexpr(1)
-MERGE_EARLY = tl.constexpr(2)
-"""Who merges: the last program to arrive, a kernel of its own, or that kernel launched early."""
+"""Who merges: the last program to arrive, or a kernel of its own."""
 
 
 @triton.jit
@@ -33,9 +32,9 @@ def decode_kernel(  # noqa: C901
     SLOT_STRIDE: tl.constexpr, PAGE_SIZE: tl.constexpr, BLOCK_H: tl.constexpr,
     BLOCK_G: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_S: tl.constexpr,
     HAS_CAP: tl.constexpr, HAS_LSE: tl.constexpr, UPCAST: tl.constexpr, MERGE: tl.constexpr,
+    EARLY: tl.constexpr,
 ):  # fmt: skip
-    if MERGE == MERGE_EARLY:
-        tl.extra.cuda.gdc_launch_dependents()
+    await_inputs(EARLY)
     item = tl.program_id(0) // NUM_KV_HEADS
     head = tl.program_id(0) % NUM_KV_HEADS
     # Read beside the item, whose words mean nothing beyond the last one: one latency, not two.

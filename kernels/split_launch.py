@@ -2,7 +2,6 @@
 way."""
 
 from dataclasses import dataclass
-from functools import cache as cached
 from typing import Any
 
 import torch
@@ -13,7 +12,7 @@ from kernels.check import result_like
 from kernels.jit import upcast
 from kernels.launch import Launcher
 from kernels.merge import merge_kernel
-from kernels.split_kernel import MERGE_APART, MERGE_EARLY, MERGE_LAST, decode_kernel
+from kernels.split_kernel import MERGE_APART, MERGE_LAST, decode_kernel
 from kernels.split_plan import SplitTable
 
 MERGED_VALUES = 4096
@@ -103,8 +102,7 @@ class DecodeLauncher:
         again without one); key: see Launcher."""
         q, k_cache, _, *outputs = tensors
         num_kv_heads = k_cache.shape[-2]
-        early = apart and waits_on_device(q.device)
-        merge = (MERGE_EARLY if early else MERGE_APART if apart else MERGE_LAST).value
+        merge = (MERGE_APART if apart else MERGE_LAST).value
         slots, starts = address.slots, address.starts
         planned = (*partials, table.items, table.num_items, table.arrivals, slots)
         planned = (*planned, slots if starts is None else starts)
@@ -130,9 +128,8 @@ class DecodeLauncher:
             key,
             merge_grid,
             (*outputs, *inputs),
-            lambda: _merge_constants(q, key, early),
+            lambda: _merge_constants(q, key),
             num_warps=4,
-            **({"launch_pdl": True} if early else {}),
         )
         pointers = tuple(tensor.data_ptr() for tensor in inputs)
         return Ready(slots, decode, (key, merge_grid, pointers))
@@ -169,12 +166,6 @@ def likeness(
     )
 
 
-@cached
-def waits_on_device(device: torch.device) -> bool:
-    """Whether a kernel may be launched before the one ahead of it ends, and wait by itself."""
-    return device.type == "cuda" and torch.cuda.get_device_capability(device)[0] >= 9
-
-
 def _constants(
     q: Tensor, k_cache: Tensor, key: tuple[Any, ...], config: DecodeConfig, merge: int
 ) -> dict[str, Any]:
@@ -201,7 +192,7 @@ def _constants(
     }
 
 
-def _merge_constants(q: Tensor, key: tuple[Any, ...], early: bool) -> dict[str, Any]:
+def _merge_constants(q: Tensor, key: tuple[Any, ...]) -> dict[str, Any]:
     *_, return_lse, _ = key
     block_d = triton.next_power_of_2(q.shape[2])
     return {
@@ -210,5 +201,4 @@ def _merge_constants(q: Tensor, key: tuple[Any, ...], early: bool) -> dict[str, 
         "BLOCK_D": block_d,
         "BLOCK_S": max(1, 8192 // block_d),
         "HAS_LSE": return_lse,
-        "EARLY": early,
     }

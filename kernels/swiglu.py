@@ -10,7 +10,7 @@ import triton.language as tl
 from torch import Tensor
 
 from kernels.check import check_runs, require
-from kernels.jit import LOG2E
+from kernels.jit import LOG2E, await_inputs
 from kernels.launch import Launcher, form_of
 
 ACTIVATIONS = ("silu", "gelu", "gelu_tanh", "relu")
@@ -32,8 +32,10 @@ def swiglu_kernel(
     WIDTH: tl.constexpr,
     BLOCK: tl.constexpr,
     ACTIVATION: tl.constexpr,
+    EARLY: tl.constexpr,
 ):
     """Program (row, block of columns), flattened: columns fastest."""
+    await_inputs(EARLY)
     BLOCKS: tl.constexpr = (WIDTH + BLOCK - 1) // BLOCK
     row = (tl.program_id(0) // BLOCKS).to(tl.int64)
     i_column = tl.program_id(0) % BLOCKS * BLOCK + tl.arange(0, BLOCK)

@@ -132,6 +132,16 @@ def test_rotary_tables_are_loaded_as_the_tile_uses_them(name, compiled):
     assert kernel.stack_bytes == 0
 
 
+def test_hopper_alone_starts_kernels_early():
+    source = "from kernels.compiled import record; from tests.kernels.compiled_launches import *\n"
+    source += "for capability in (89, 90):\n with record(capability) as made: decode(), rotary()\n"
+    source += " print(*('griddepcontrol.wait' in kernel.ptx for kernel in made))"
+    environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
+    command = [sys.executable, "-c", source]
+    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True)
+    assert done.stdout.splitlines() == ["False False False", "False True True"], done.stderr
+
+
 def test_planner_spills_nothing(compiled):
     planner = compiled["d128"][0]
     assert planner.kernel == "_plan_kernel"
