@@ -7,17 +7,19 @@ tensor.
 
 import re
 import warnings
-from collections.abc import Iterator, Mapping
+from collections import Counter
+from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Protocol
 
 import torch
 from rich.console import Console
-from rich.progress import Progress
-from safetensors import safe_open
+from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TransferSpeedColumn
 from torch import Tensor
 
 from core.errors import ConfigError
+from plugins.model.disk import Stored, read_tensors, stored_tensors
 from plugins.model.facts import read_json
 from plugins.model.spec import DecoderSpec
 from plugins.model.weights import EMBEDDING, HEAD, Slot, Weights, allocate, slots
@@ -33,13 +35,14 @@ SHOWN_NAMES = 8
 
 
 class TensorSource(Protocol):
-    """Named tensors of a checkpoint, read one at a time."""
+    """Named tensors of a checkpoint."""
 
     where: str
     shapes: dict[str, tuple[int, ...]]
 
-    def tensors(self, names: set[str]) -> Iterator[tuple[str, Tensor]]:
-        """The named tensors in storage order, on the CPU, valid until the next is asked for."""
+    def read(self, targets: Mapping[str, Tensor], on_read: Callable[[int], None]) -> None:
+        """Fill the contiguous targets, of the stored shapes, from the tensors of those names,
+        casting where types differ; on_read gets the bytes of target as they arrive."""
 
 
 class SafetensorsFolder:
@@ -51,26 +54,15 @@ class SafetensorsFolder:
 
     def __init__(self, folder: Path) -> None:
         self.where = str(folder)
-        self.shapes: dict[str, tuple[int, ...]] = {}
-        self._files: dict[Path, list[str]] = {}
+        self._stored: dict[str, Stored] = {}
         for path in weight_files(folder):
-            try:
-                with safe_open(path, framework="pt") as file:
-                    self._files[path] = list(file.keys())
-                    for name in self._files[path]:
-                        self.shapes[name] = tuple(file.get_slice(name).get_shape())
-            except Exception as error:  # safetensors raises its own error type for a broken file
-                raise ConfigError(f"{path} must be a whole safetensors file: {error}") from error
+            self._stored |= stored_tensors(path)
+        self.shapes = {name: stored.shape for name, stored in self._stored.items()}
 
-    def tensors(self, names: set[str]) -> Iterator[tuple[str, Tensor]]:
-        """See TensorSource."""
-        for path, stored in self._files.items():
-            wanted = [name for name in stored if name in names]
-            if not wanted:
-                continue
-            with safe_open(path, framework="pt") as file:
-                for name in wanted:
-                    yield name, file.get_tensor(name)
+    def read(self, targets: Mapping[str, Tensor], on_read: Callable[[int], None]) -> None:
+        """See TensorSource and `read_tensors`."""
+        order = [name for name in self._stored if name in targets]  # that of the files' bytes
+        read_tensors([(self._stored[name], targets[name]) for name in order], on_read)
 
 
 class MemoryTensors:
@@ -81,9 +73,11 @@ class MemoryTensors:
         self.shapes = {name: tuple(tensor.shape) for name, tensor in tensors.items()}
         self._tensors = tensors
 
-    def tensors(self, names: set[str]) -> Iterator[tuple[str, Tensor]]:
+    def read(self, targets: Mapping[str, Tensor], on_read: Callable[[int], None]) -> None:
         """See TensorSource."""
-        return ((name, tensor) for name, tensor in self._tensors.items() if name in names)
+        for name, target in targets.items():
+            target.copy_(self._tensors[name])
+            on_read(target.nbytes)
 
 
 def weight_files(folder: Path) -> list[Path]:
@@ -112,10 +106,10 @@ def load_weights(
     device: torch.device,
     progress: bool,
 ) -> Weights:
-    """Copy a checkpoint into freshly allocated parameters, tensor by tensor.
+    """Read a checkpoint into freshly allocated parameters.
 
     Raises ConfigError, before anything is read, for tensors that are missing, unused or of another
-    shape.
+    shape, and while reading for a file that ends early or cannot be read.
     """
     names = {name: _canonical(name) for name in source.shapes if not _HARMLESS.search(name)}
     present = set(names.values())
@@ -123,21 +117,34 @@ def load_weights(
         names = {
             name: EMBEDDING if canonical == HEAD else canonical for name, canonical in names.items()
         }
+    twice = [canonical for canonical, count in Counter(names.values()).items() if count > 1]
+    if twice:
+        raise ConfigError(f"{source.where} must hold each tensor once, got more: {listed(twice)}")
     weights = allocate(spec, torch.float32, torch.device("meta"))
     _check(
         {canonical: source.shapes[name] for name, canonical in names.items()}, weights, spec, source
     )
     weights = allocate(spec, dtype, device)
     table = slots(weights, spec)
-    wanted = {name for name, canonical in names.items() if canonical in table}
-    with Progress(console=Console(stderr=True), transient=True, disable=not progress) as bar:
-        task = bar.add_task("loading weights", total=len(wanted))
-        for name, tensor in source.tensors(wanted):
-            table[names[name]].view.copy_(tensor)
-            bar.advance(task)
+    wanted = {name: table[canonical] for name, canonical in names.items() if canonical in table}
+    targets = {name: _first(slot) for name, slot in wanted.items()}
+    columns = (TextColumn("loading weights"), BarColumn(), DownloadColumn(), TransferSpeedColumn())
+    with Progress(
+        *columns, console=Console(stderr=True), transient=True, disable=not progress
+    ) as bar:
+        task = bar.add_task("", total=sum(target.nbytes for target in targets.values()))
+        source.read(targets, partial(bar.advance, task))
+    for name, slot in wanted.items():
+        if slot.view.shape != slot.shape:
+            slot.view.copy_(targets[name].clone())
     if spec.tied:
         _untie_if_different(weights, source, names)
     return weights
+
+
+def _first(slot: Slot) -> Tensor:
+    """The contiguous part of a slot that has the stored shape; the others repeat it."""
+    return slot.view[(0,) * (slot.view.dim() - len(slot.shape))]
 
 
 def _check(
@@ -165,9 +172,9 @@ def _check(
 def _untie_if_different(weights: Weights, source: TensorSource, names: Mapping[str, str]) -> None:
     """A tied checkpoint may store its head all the same; one that differs is used, as transformers
     does."""
-    heads = {name for name, canonical in names.items() if canonical == HEAD}
-    for _, tensor in source.tensors(heads):
-        stored = tensor.to(weights.embedding)
+    for name in [name for name, canonical in names.items() if canonical == HEAD]:
+        stored = torch.empty_like(weights.embedding)
+        source.read({name: stored}, lambda _: None)
         if not torch.equal(stored, weights.embedding):
             warnings.warn(
                 f"{source.where} sets tie_word_embeddings but its {HEAD} differs from {EMBEDDING}: "
