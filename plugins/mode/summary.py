@@ -1,12 +1,12 @@
 """The metrics of a run, each defined once. Sinks, tables and plots only show what is computed here
-and in core/metrics.py.
+and in plugins/shared/metrics.py.
 
 A request is *completed* if it ended with stop or length; latencies and throughput are taken over
 completed requests alone. Aborted, capacity and error requests are counted by reason and enter no
 percentile: sum(finish_reasons) + unfinished == accepted, and tokens.output +
 tokens.output_of_incomplete are all the tokens that were committed.
 
-TTFT, ITL, TPOT, E2E, queue: core/metrics.py
+TTFT, ITL, TPOT, E2E, queue: plugins/shared/metrics.py
 normalised      E2E / output tokens (Orca; PagedAttention, arXiv:2309.06180)
 hit rate        prompt tokens taken from the cache at first admission / prompt tokens, of admitted
                 requests; what a resumed request finds again never counts
@@ -29,10 +29,18 @@ from typing import Any
 import numpy as np
 
 from core.hooks import Hooks
-from core.metrics import COMPLETED, completed, e2e_s, queue_s, token_gaps_s, tpot_s, ttft_s
 from core.records import RequestRecord
 from core.request import FinishReason
 from plugins.mode.step_totals import StepTotals
+from plugins.shared.metrics import (
+    COMPLETED,
+    completed,
+    e2e_s,
+    queue_s,
+    token_gaps_s,
+    tpot_s,
+    ttft_s,
+)
 
 PERCENTILES = (50, 90, 99)
 OUTPUT_WEIGHT = 2.0  # of an output token against a prompt token, in a client's service

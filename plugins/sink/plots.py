@@ -8,8 +8,8 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from numpy.typing import NDArray
 
-from core.metrics import completed, token_gaps_s, ttft_s
 from core.records import RequestRecord
+from plugins.shared.metrics import completed, token_gaps_s, ttft_s
 from plugins.sink.series import Series
 
 # Okabe-Ito colours: distinct under colour blindness

@@ -5,8 +5,8 @@ from typing import Any
 
 import numpy as np
 
-from core.metrics import e2e_s, queue_s, tpot_s, ttft_s
 from core.records import RequestRecord, StepRecord
+from plugins.shared.metrics import e2e_s, queue_s, tpot_s, ttft_s
 
 REQUEST_COLUMNS = (
     "request_id",

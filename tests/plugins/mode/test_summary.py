@@ -1,4 +1,4 @@
-"""core/metrics.py and plugins/mode/summary.py against hand-computed values."""
+"""plugins/shared/metrics.py and plugins/mode/summary.py against hand-computed values."""
 
 import json
 from array import array
@@ -7,10 +7,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from core.metrics import token_gaps_s, tpot_s, ttft_s
 from core.records import Choice, ChoiceRecord, RequestRecord, StepRecord
 from plugins.mode.step_totals import StepTotals
 from plugins.mode.summary import distribution, jain_index, summarise
+from plugins.shared.metrics import token_gaps_s, tpot_s, ttft_s
 
 
 def request(name: str, times: list[float], **fields: Any) -> RequestRecord:
