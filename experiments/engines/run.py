@@ -90,10 +90,11 @@ def main() -> int:
     for name in [name for name in engines if name not in arguments.without]:
         ok, found = engines[name](experiment)
         ended.append(ok)
-        lines += [experiment.annotated(line) for line in found]
-    if arguments.out is not None:
-        with open(arguments.out, "a", encoding="utf-8") as log:
-            log.writelines(json.dumps(line) + "\n" for line in lines)
+        new = [experiment.annotated(line) for line in found]
+        lines += new
+        if arguments.out is not None:  # what comes next may fail
+            with open(arguments.out, "a", encoding="utf-8") as log:
+                log.writelines(json.dumps(line) + "\n" for line in new)
     sys.stdout.write(comparison(lines) + f"\nfolder: {folder}\n")
     return 0 if all(ended) else 1
 

@@ -1,0 +1,1 @@
+"""What several families of plugins need and the core does not."""
