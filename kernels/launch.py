@@ -18,6 +18,8 @@ from torch import Tensor
 from triton import knobs
 from triton.runtime.jit import JITFunction
 
+from kernels.jit import INTERPRETED
+
 
 class Launcher:
     """One kernel and its compiled forms. Under the interpreter every launch is a first one."""
@@ -101,7 +103,9 @@ def type_of(*tensors: Tensor) -> tuple[Any, ...]:
 @cache
 def starts_early(device: torch.device) -> bool:
     """Whether kernels can be launched before the one ahead of them ends, and wait by themselves."""
-    return device.type == "cuda" and torch.cuda.get_device_capability(device)[0] >= 9
+    if INTERPRETED or device.type != "cuda" or torch.version.hip is not None:
+        return False
+    return torch.cuda.get_device_capability(device)[0] >= 9
 
 
 @cache

@@ -26,7 +26,7 @@ class Outlet:
     called at once and on the engine's thread, with a record that lacks its observers' time.
 
     What a sink raises is raised by the next `step`, or by `close`, once, with a note that names the
-    sink. That sink gets no more records; the others get all of them.
+    sink; at once, if it is immediate. That sink gets no more records; the others get all of them.
 
     The thread shares Python's lock with the engine: it gets on while the engine waits or calls what
     releases the lock, and else costs as much time as inline. At most MAX_QUEUED_STEPS wait for it:
@@ -35,35 +35,36 @@ class Outlet:
     def __init__(self, threaded: bool) -> None:
         self._threaded = threaded
         self._sinks: Sequence[Sink] = ()
-        self._immediate: list[Sink] = []
-        self._receivers = Receivers(())
+        self._immediate = self._receivers = Receivers(())
         self._worker: Worker | None = None
         self._held: Records = []  # a step that is not final yet, and the requests it ended
 
     def open(self, sinks: Sequence[Sink]) -> None:
         """Pass records on from now, to these, until `close` or `fail`."""
         self._sinks, self._held = sinks, []
-        self._immediate = [sink for sink in sinks if _is_immediate(sink)]
+        self._immediate = Receivers([sink for sink in sinks if _is_immediate(sink)])
         others = [sink for sink in sinks if not _is_immediate(sink)]
         self._receivers = Receivers(others)
         self._worker = Worker(self._receivers) if self._threaded and others else None
 
     def step(self, record: StepRecord) -> None:
         """Hand over the step before this one; this one to immediate sinks."""
+        if self._worker is not None:
+            self._worker.wait_for_room()  # an interrupt here loses nothing
         held, self._held = self._held, [record]
         if self._worker is not None:
             self._worker.put(held)
         else:
             self._receivers.take(held)
+        self._immediate.take([record])
         self._receivers.check()
-        for sink in self._immediate:
-            sink.step(record)
+        self._immediate.check()
 
     def request(self, record: RequestRecord) -> None:
         """An ended request, which follows its last step."""
         self._held.append(record)
-        for sink in self._immediate:
-            sink.request(record)
+        self._immediate.take([record])
+        self._immediate.check()
 
     def close(self, run: RunInfo, summary: dict[str, Any]) -> None:
         """The run ended well: wait for the last record, then close the sinks. What a sink raised
@@ -74,8 +75,13 @@ class Outlet:
         except BaseException as error:
             self.fail(error)
             raise
-        for sink in self._sinks:
-            sink.close(run, summary)
+        for number, sink in enumerate(self._sinks, 1):
+            try:
+                sink.close(run, summary)
+            except BaseException as error:
+                _tell(self._sinks[number:], error)
+                self.open(())
+                raise
         self.open(())
 
     def fail(self, error: BaseException) -> None:
@@ -84,16 +90,11 @@ class Outlet:
         are still busy after PATIENCE_S are not told."""
         sinks = self._sinks
         if not self._finish(PATIENCE_S):
-            sinks = self._immediate
+            sinks = self._immediate.sinks
             error.add_note(f"sinks were left after {PATIENCE_S:g} s, busy with earlier records")
         if self._receivers.error is not None:
             error.add_note(f"sinks failed too: {_described(self._receivers.error)}")
-        for sink in sinks:
-            if hasattr(sink, "fail"):
-                try:
-                    sink.fail(error)
-                except Exception as another:
-                    error.add_note(f"sink {_name(sink)} failed too: {_described(another)}")
+        _tell(sinks, error)
         self.open(())
 
     def _finish(self, timeout_s: float | None) -> bool:
@@ -148,9 +149,12 @@ class Worker:
         self._thread = Thread(target=self._work, name="sinks", daemon=True)
         self._thread.start()
 
-    def put(self, records: Records) -> None:
-        """Queue a step's records; waits while the queue is full."""
+    def wait_for_room(self) -> None:
+        """Until `put` may be called once."""
         self._room.acquire()
+
+    def put(self, records: Records) -> None:
+        """Queue a step's records."""
         self._queue.put(records)
 
     def finish(self, records: Records, timeout_s: float | None) -> bool:
@@ -164,6 +168,16 @@ class Worker:
         while (records := self._queue.get()) is not None:
             self._receivers.take(records)
             self._room.release()
+
+
+def _tell(sinks: Sequence[Sink], error: BaseException) -> None:
+    """Tell those that have a method `fail(error)`; what they raise becomes a note of `error`."""
+    for sink in sinks:
+        if hasattr(sink, "fail"):
+            try:
+                sink.fail(error)
+            except Exception as another:
+                error.add_note(f"sink {_name(sink)} failed too: {_described(another)}")
 
 
 def _is_immediate(sink: Sink) -> bool:

@@ -56,7 +56,12 @@ class SafetensorsFolder:
         self.where = str(folder)
         self._stored: dict[str, Stored] = {}
         for path in weight_files(folder):
-            self._stored |= stored_tensors(path)
+            found = stored_tensors(path)
+            if twice := [name for name in found if name in self._stored]:
+                raise ConfigError(
+                    f"{path} must hold what no other file of the folder holds, got {listed(twice)}"
+                )
+            self._stored |= found
         self.shapes = {name: stored.shape for name, stored in self._stored.items()}
 
     def read(self, targets: Mapping[str, Tensor], on_read: Callable[[int], None]) -> None:

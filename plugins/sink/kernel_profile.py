@@ -2,7 +2,7 @@
 
 import re
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 
 from plugins.sink.step_work import DECODE, EXTEND, GEMM
@@ -57,7 +57,7 @@ class LaunchTimes:
     """A launch, from the end of the one before it to its own: step = between + within + busy.
 
     between: nothing of it had begun; within: it had begun, and nothing ran; busy: something ran, on
-    any stream."""
+    any stream. events: see `clipped`."""
 
     between_us: float
     within_us: float
@@ -86,6 +86,19 @@ def busy_us(events: Iterable[KernelEvent]) -> float:
     return total
 
 
+def clipped(events: Iterable[KernelEvent]) -> list[KernelEvent]:
+    """Each from the end of what ran ahead on its stream: a kernel that was launched before that had
+    ended only waits until then."""
+    ends: dict[int, float] = {}
+    found = []
+    for event in sorted(events, key=lambda one: one.start_us):
+        start_us = max(event.start_us, ends.get(event.stream, event.start_us))
+        end_us = max(event.end_us, start_us)
+        ends[event.stream] = end_us
+        found.append(replace(event, start_us=start_us, duration_us=end_us - start_us))
+    return found
+
+
 def launches_of(events: Iterable[KernelEvent]) -> list[list[KernelEvent]]:
     """Events by launch, in order of time. A launch begins by an upload and ends by downloads, so
     the first upload after a download begins the next."""
@@ -109,5 +122,6 @@ def times_of(launches: Sequence[Sequence[KernelEvent]]) -> list[LaunchTimes]:
         end_us = max(event.end_us for event in launch)
         busy = busy_us(launch)
         within_us = max(end_us - first_us - busy, 0.0)  # rounding
-        times.append(LaunchTimes(max(first_us - last_us, 0.0), within_us, busy, launch))
+        between_us = max(first_us - last_us, 0.0)
+        times.append(LaunchTimes(between_us, within_us, busy, clipped(launch)))
     return times

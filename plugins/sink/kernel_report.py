@@ -11,8 +11,9 @@ from plugins.sink.step_work import Ceilings, ModelShape, StepWork
 
 NOTE = (
     "Times are the device's own, of the profiled steps. The profiler slows the host: where the host"
-    " sets the pace, compare with the median outside the profile. Groups that run at once on two"
-    " streams may add up to more than the busy time."
+    " sets the pace, compare with the median outside the profile. A kernel counts from the end of"
+    " the one ahead on its stream. Groups that run at once on two streams may add up to more than"
+    " the busy time."
 )
 NAME_COLUMNS = 72
 GIGA, TERA = 1e9, 1e12

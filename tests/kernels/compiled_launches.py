@@ -11,10 +11,12 @@ from kernels import extend_hopper
 from kernels.declare import Rows
 from kernels.extend import extend, plan_extend
 from kernels.extend_tma import DenseConfig
+from kernels.rms_norm import rms_norm
 from kernels.rotary_store import RotaryStoreConfig, StoreTarget, rotary_store
 from kernels.shared_prefix import HOPPER, SMALLER, SharedPrefix
 from kernels.split_kv import SplitKV
 from kernels.split_launch import DecodeConfig
+from kernels.swiglu import swiglu
 
 KV_HEADS = 8
 
@@ -28,10 +30,12 @@ def _tensors(rows, tokens, head_dim, kv_dtype, page_size, group):
     return q, cache, cache.clone(), table, torch.ones(rows, dtype=torch.int32)
 
 
-def decode(head_dim=128, kv_dtype="bfloat16", page_size=16, group=4, rows=64, config=None):
+def decode(
+    head_dim=128, kv_dtype="bfloat16", page_size=16, group=4, rows=64, config=None, splits="auto"
+):
     tensors = _tensors(rows, rows, head_dim, kv_dtype, page_size, group)
     chosen = None if config is None else DecodeConfig(**config)
-    SplitKV(config=chosen)(*tensors, head_dim**-0.5)
+    SplitKV(splits, config=chosen)(*tensors, head_dim**-0.5)
 
 
 def shared(head_dim=128, kv_dtype="bfloat16", page_size=16, group=4, rows=64, smaller=False):
@@ -51,6 +55,12 @@ def rotary(head_dim=128, kv_dtype="bfloat16", group=4, tokens=16, config=None, n
     chosen = None if config is None else RotaryStoreConfig(**config)
     norms = (qkv.new_zeros(head_dim), qkv.new_zeros(head_dim)) if norm else None
     rotary_store(qkv, KV_HEADS * group, target, cos, cos.clone(), norms, config=chosen)
+
+
+def norm_and_gate(width=1024):
+    x = torch.zeros(16, width, dtype=torch.bfloat16)
+    rms_norm(x, x[0].clone(), 1e-6, x.clone())
+    swiglu(x)
 
 
 def prefill(head_dim=128, kv_dtype="bfloat16", page_size=16, group=4, tokens=2048):

@@ -132,14 +132,44 @@ def test_rotary_tables_are_loaded_as_the_tile_uses_them(name, compiled):
     assert kernel.stack_bytes == 0
 
 
-def test_hopper_alone_starts_kernels_early():
-    source = "from kernels.compiled import record; from tests.kernels.compiled_launches import *\n"
-    source += "for capability in (89, 90):\n with record(capability) as made: decode(), rotary()\n"
-    source += " print(*('griddepcontrol.wait' in kernel.ptx for kernel in made))"
+@pytest.fixture(scope="module")
+def orders():
+    """For sm_89 and sm_90 each kernel's waits, triggers and accesses to memory, in PTX's order."""
+    source = """
+import json, re
+from kernels.compiled import record
+from tests.kernels import compiled_launches as launches
+words = r"griddepcontrol\\.(wait|launch_dependents)|\\b(ld|st)\\.global|\\b(cp)\\.async"
+found = {}
+for capability in (89, 90):
+    with record(capability) as made:
+        launches.decode(rows=2, splits=2)  # with a merge
+        launches.rotary()
+        launches.norm_and_gate()
+    found[capability] = {
+        one.kernel: ["".join(part) for part in re.findall(words, one.ptx)] for one in made
+    }
+print(json.dumps(found))
+"""
     environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
     command = [sys.executable, "-c", source]
     done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True)
-    assert done.stdout.splitlines() == ["False False False", "False True True"], done.stderr
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout)
+
+
+EARLY = ("decode_kernel", "merge_kernel", "rotary_store_kernel", "rms_norm_kernel", "swiglu_kernel")
+
+
+@pytest.mark.parametrize("kernel", EARLY)
+def test_kernel_launched_early_waits_before_it_touches_memory(kernel, orders):
+    assert not {"wait", "launch_dependents"} & set(orders["89"][kernel])
+    order = orders["90"][kernel]
+    # The merge reads what was planned two launches ago: the kernel ahead let it in after a wait.
+    ahead = ["ld", "ld"] if kernel == "merge_kernel" else []
+    assert order[: len(ahead) + 2] == [*ahead, "wait", "launch_dependents"]
+    assert len(order) > len(ahead) + 2
+    assert order.count("wait") == order.count("launch_dependents") == 1
 
 
 def test_planner_spills_nothing(compiled):

@@ -6,6 +6,7 @@ import pytest
 import torch
 from triton import knobs
 
+from kernels import launch
 from kernels.launch import Launcher, form_of, type_of
 
 
@@ -57,3 +58,33 @@ def test_form_does_not_grow_with_the_batch():
     assert form_of(one.flatten()[1:]) != form_of(one.flatten())
     assert type_of(one.flatten()[1:]) == type_of(one.flatten())
     assert type_of(one) != type_of(one.half())
+
+
+class Jitted:
+    """As a jit function; what it was launched with."""
+
+    arg_names = ("p_x", "SIZE", "EARLY")
+
+    def __getitem__(self, grid):
+        def launch(*arguments, **options):
+            self.launched = options
+
+        return launch
+
+
+@pytest.mark.parametrize("early", [False, True])
+def test_waiting_kernel_is_launched_early_where_the_device_can(early, monkeypatch):
+    monkeypatch.setattr(launch, "starts_early", lambda device: early)
+    kernel = Jitted()
+    Launcher(kernel)("key", (1, 1), (torch.zeros(1),), lambda: {"SIZE": 4}, num_warps=2)
+    expected = {"SIZE": 4, "EARLY": early, "num_warps": 2}
+    assert kernel.launched == expected | ({"launch_pdl": True} if early else {})
+
+
+def test_interpreter_starts_nothing_early(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (9, 0))
+    for interpreted in (True, False):
+        monkeypatch.setattr(launch, "INTERPRETED", interpreted)
+        launch.starts_early.cache_clear()
+        assert launch.starts_early(torch.device("cuda")) is not interpreted
+    launch.starts_early.cache_clear()

@@ -270,3 +270,55 @@ def test_full_queue_holds_the_engine_back(monkeypatch: pytest.MonkeyPatch) -> No
     assert not engine.is_alive()
     outlet.close(RUN, {})
     assert [call for call in stuck.calls if isinstance(call, int)] == list(range(20))
+
+
+def test_interrupt_while_the_queue_is_full_loses_no_record(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "MAX_QUEUED_STEPS", 1)
+
+    class Interrupted:
+        def acquire(self) -> None:
+            raise KeyboardInterrupt
+
+        def release(self) -> None:
+            pass
+
+    sink, error = Log(), RuntimeError("stopped")
+    outlet = opened(True, sink)
+    play(outlet, 2)
+    assert outlet._worker is not None
+    monkeypatch.setattr(outlet._worker, "_room", Interrupted())
+    with pytest.raises(KeyboardInterrupt):
+        outlet.step(StepRecord(2, 0.0))
+    outlet.fail(error)
+    assert sink.calls == [0, 1, "a1", "b1", error]
+
+
+@either
+def test_fault_of_an_immediate_sink_is_raised_at_once_and_named(threaded: bool) -> None:
+    class Hasty(Faulty):
+        immediate = True
+
+    error, other = OSError("no device"), Log()
+    hasty = Hasty(error, at=1)
+    outlet = opened(threaded, hasty, other)
+    play(outlet, 1)
+    with pytest.raises(OSError, match="no device"):
+        outlet.step(StepRecord(1, 0.0))
+    assert error.__notes__ == [f"raised in sink {__name__}.{Hasty.__qualname__}"]
+    outlet.fail(error)
+    assert hasty.calls == other.calls == [0, 1, error]
+
+
+@either
+def test_sink_that_cannot_close_fails_those_behind_it(threaded: bool) -> None:
+    class Unclosable(Log):
+        def close(self, run: RunInfo, summary: dict[str, Any]) -> None:
+            raise OSError("no space")
+
+    first, last = Log(), Log()
+    outlet = opened(threaded, first, Unclosable(), last)
+    play(outlet, 1)
+    with pytest.raises(OSError, match="no space") as raised:
+        outlet.close(RUN, {"the": "summary"})
+    assert first.calls == [0, {"the": "summary"}]
+    assert last.calls == [0, raised.value]

@@ -1,6 +1,7 @@
 """Checkpoints: which files and tensors are accepted, what is refused and how it is said."""
 
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -140,6 +141,16 @@ def test_missing_shard_is_refused_before_anything_is_loaded(tmp_path: Path) -> N
     shard = sorted(tmp_path.glob("model-*.safetensors"))[1]
     shard.unlink()
     with pytest.raises(ConfigError, match=f"names shards that are missing: {shard.name}"):
+        load(tmp_path)
+
+
+@pytest.mark.usefixtures("untouched")
+def test_tensor_in_two_files_is_refused(tmp_path: Path) -> None:
+    save_tiny("llama", tmp_path)
+    whole = tmp_path / "model.safetensors"
+    whole.rename(tmp_path / "a.safetensors")
+    shutil.copy(tmp_path / "a.safetensors", tmp_path / "b.safetensors")
+    with pytest.raises(ConfigError, match=r"b\.safetensors must hold what no other file .* got "):
         load(tmp_path)
 
 

@@ -18,6 +18,7 @@ from plugins.sink.kernel_profile import (
     LAYERS,
     SAMPLING,
     KernelEvent,
+    clipped,
 )
 from plugins.sink.kernel_report import Roofline
 from plugins.sink.kernels import Kernels, KernelsSink, Schedule
@@ -85,6 +86,14 @@ def serve(one: KernelsSink, steps: int, close: bool = True) -> list[int]:
 def results(folder: Path) -> dict[str, Any]:
     found: dict[str, Any] = json.loads((folder / "kernels.json").read_text())
     return found
+
+
+def test_kernel_launched_early_counts_from_the_end_of_the_one_ahead() -> None:
+    ahead, early = KernelEvent("decode_kernel", 0.0, 10.0, 7), KernelEvent("merge", 2.0, 11.0, 7)
+    beside, within = KernelEvent("_extend_kernel", 1.0, 8.0, 9), KernelEvent("gone", 4.0, 5.0, 7)
+    found = {one.name: (one.start_us, one.duration_us) for one in clipped([early, beside, ahead])}
+    assert found == {"decode_kernel": (0, 10), "merge": (10, 3), "_extend_kernel": (1, 8)}
+    assert clipped([ahead, within])[1].duration_us == 0
 
 
 def test_window_opens_after_the_first_steps_and_holds_those_that_begin_in_it(
