@@ -1,4 +1,4 @@
-"""plugins/shared/metrics.py against hand-computed values; a run: tests/plugins/mode/test_summary.py."""
+"""plugins/shared/metrics.py against hand-computed values; of a run: test_summary.py."""
 
 from array import array
 
