@@ -16,7 +16,7 @@ from conf.settings import ClockKind, RunConfig
 from core.clock import Clock, RealClock, VirtualClock
 from core.errors import ConfigError
 
-PLUGIN_GROUPS = ("model", "batching", "allocator", "cache", "attention", "executor")
+PLUGIN_GROUPS = ("model", "batching", "allocator", "cache", "attention", "executor", "server")
 Nodes = dict[str, tuple[str, Mapping[str, Any]]]
 
 

@@ -20,6 +20,7 @@ GROUPS = (
     "attention",
     "executor",
     "ops",
+    "server",
     "mode",
 )
 COLLECTIONS = ("defaults_behind", "sinks", "plugins")

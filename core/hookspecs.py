@@ -94,6 +94,10 @@ class HookSpecs:
     def build_sink(self, query: queries.SinkQuery) -> protocols.Sink | None:
         """A receiver of records; every answer is used."""
 
+    @hookspec(firstresult=True)
+    def build_server(self, query: queries.ServerQuery) -> protocols.Server | None:
+        """Who brings in requests and carries out tokens, where the engine serves clients."""
+
     @hookspec
     def on_run_start(self, query: RunInfo) -> None:
         """Before the first step."""

@@ -252,6 +252,15 @@ class SinkQuery:
     folder: str
 
 
+@dataclass(frozen=True, slots=True)
+class ServerQuery:
+    """facts: what clients may ask about: model, tokenizer, vocab_size, max_model_len, pool_tokens,
+    policy, hooks. folder: of the run, absolute."""
+
+    facts: dict[str, Any]
+    folder: str
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class StepEvent:
     """One committed step. token_ids int32 [k] with request_ids [k] and choices [k], in row order.

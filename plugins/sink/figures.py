@@ -1,5 +1,6 @@
 """PNG figures in the run's folder: figures/memory.png and figures/latency.png."""
 
+from collections import deque
 from pathlib import Path
 from typing import Any
 
@@ -8,6 +9,8 @@ from core.queries import SinkQuery
 from core.records import RequestRecord, RunInfo, StepRecord
 from plugins.sink.plots import latency_figure, memory_figure
 from plugins.sink.series import StepSeries
+
+MAX_REQUESTS = 20_000  # a server's run has no end
 
 
 class Figures:
@@ -21,12 +24,13 @@ class Figures:
 
 
 class FiguresSink:
-    """Keeps a bounded series of steps, and the records of ended requests."""
+    """Keeps a bounded series of steps, and the records of the last MAX_REQUESTS ended requests."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
         self._series = StepSeries()
-        self._records: list[RequestRecord] = []
+        self._records: deque[RequestRecord] = deque(maxlen=MAX_REQUESTS)
+        self._ended = 0
 
     def step(self, record: StepRecord) -> None:
         """Take one step into the series."""
@@ -35,6 +39,7 @@ class FiguresSink:
     def request(self, record: RequestRecord) -> None:
         """Keep one ended request."""
         self._records.append(record)
+        self._ended += 1
 
     def close(self, run: RunInfo, summary: dict[str, Any]) -> None:
         """Draw; a run without a single step has nothing to draw."""
@@ -43,7 +48,9 @@ class FiguresSink:
         title = figure_title(run)
         if len(series.edges_s) > 1:
             memory_figure(series, title).savefig(self._folder / "memory.png")
-        latency_figure(self._records, title).savefig(self._folder / "latency.png")
+        if self._ended > len(self._records):
+            title += f"  ·  the last {len(self._records):,} of {self._ended:,} requests"
+        latency_figure(list(self._records), title).savefig(self._folder / "latency.png")
 
 
 def figure_title(run: RunInfo) -> str:

@@ -21,6 +21,8 @@ from plugins.cache.radix import RadixTree
 from plugins.executor.fake import Fake
 from tests.core.hook_spies import LoggingSink, play_bench, spied, spy
 from tests.engine_harness import Arrival, finish, make_engine, run
+from tests.plugins.mode.mode_session import VOCAB
+from tests.plugins.mode.test_serve import Scripted, ask, serve
 
 ROOT = Path(__file__).parents[2]
 
@@ -217,6 +219,15 @@ def test_hook_build_sink(tmp_path):
     assert sinks["one"].asked == [queries.SinkQuery(run_info, str(tmp_path))]
     expected = [("step", 0), ("step", 1), ("step", 2), ("request", "A"), ("close", 1)]
     assert logs == {"one": expected, "two": expected}, "every answer is used"
+
+
+def test_hook_build_server(tmp_path):
+    server = Scripted({1: [ask("A")]})
+    seen = spy("build_server", lambda _: server)
+    serve(tmp_path, seen)
+    (query,) = seen.asked
+    assert (query.folder, query.facts["vocab_size"]) == (str(tmp_path), VOCAB)
+    assert (server.ended, server.closed) == ([("A", "length")], 1)
 
 
 def test_hook_on_run_start(tmp_path):

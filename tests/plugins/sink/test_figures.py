@@ -8,6 +8,7 @@ import pytest
 
 from core.queries import SinkQuery
 from core.records import Choice, StepRecord
+from plugins.sink import figures
 from plugins.sink.figures import Figures
 from plugins.sink.plots import latency_figure, memory_figure
 from plugins.sink.series import StepSeries
@@ -86,3 +87,18 @@ def test_run_without_any_step_draws_what_it_can(tmp_path: Path) -> None:
     sink: Any = Figures().build_sink(query=SinkQuery(RUN, str(tmp_path)))
     sink.close(RUN, {})
     assert [path.name for path in (tmp_path / "figures").iterdir()] == ["latency.png"]
+
+
+def test_long_run_keeps_its_last_requests_and_says_so(tmp_path: Path, monkeypatch: Any) -> None:
+    titles = []
+    monkeypatch.setattr(figures, "MAX_REQUESTS", 2)
+    draw = figures.latency_figure
+    monkeypatch.setattr(
+        figures, "latency_figure", lambda kept, title: titles.append(title) or draw(kept, title)
+    )
+    sink: Any = Figures().build_sink(query=SinkQuery(RUN, str(tmp_path)))
+    for record in requests()[:3]:
+        sink.request(record)
+    sink.close(RUN, {})
+    assert titles[0].endswith("the last 2 of 3 requests")
+    assert [one.request_id for one in sink._records] == [r.request_id for r in requests()[1:3]]

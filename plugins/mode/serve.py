@@ -1,0 +1,121 @@
+"""Mode serve: the engine behind a server, until that is told to stop."""
+
+import gc
+from typing import Any
+
+from core.build import build_engine
+from core.clock import RealClock
+from core.config import Records, require
+from core.engine import Engine
+from core.errors import ConfigError
+from core.protocols import Server
+from core.queries import ServerQuery, SinkQuery
+from core.request import FinishReason
+from core.session import Session
+from plugins.mode.bench import Compiled
+from plugins.mode.outlet import Outlet
+from plugins.mode.serve_loop import ServeLoop
+from plugins.mode.summary import summarise, summary_of_hooks
+from plugins.mode.warm_up import warm_up
+
+
+class Serve:
+    """Serves what comes in through the plugin behind `build_server`.
+
+    warmup: as in mode bench. report_s: how often the server hears how the engine is."""
+
+    def __init__(self, warmup: bool = True, report_s: float = 0.25) -> None:
+        require(report_s > 0, "mode.report_s", "> 0", report_s)
+        self.warmup = warmup
+        self.report_s = report_s
+
+    def run(self, session: Session) -> dict[str, Any]:
+        """Serve until the server drains; returns the summary.
+
+        A fault stops the engine, not the server: it tells clients why until it is stopped, and then
+        the fault is raised. Raises ConfigError under a simulated clock."""
+        if not isinstance(session.clock, RealClock):
+            raise ConfigError("mode serve needs clock=real: clients live in real time")
+        outlet = Outlet(threaded=session.device.startswith("cuda"))
+        engine = build_engine(
+            session.hooks,
+            session.engine,
+            session.run.seed,
+            session.clock,
+            session.device,
+            session.progress,
+            [outlet],
+            record_rows=session.records is Records.full,
+        )
+        gc.collect()
+        gc.freeze()  # as mode bench does
+        try:
+            session.run.manifest["executor"] = engine.executor.describe()
+            if self.warmup:
+                warm_up(engine)
+            return self._serve(session, engine, outlet)
+        finally:
+            gc.unfreeze()
+            engine.close()
+
+    def _serve(self, session: Session, engine: Engine, outlet: Outlet) -> dict[str, Any]:
+        folder, hooks, compiled = str(session.folder), session.hooks, Compiled(engine)
+        outlet.open(hooks.build_all("build_sink", SinkQuery(session.run, folder)))
+        server: Server | None = None
+        try:
+            hooks.notify("on_run_start", session.run)
+            assert isinstance(session.clock, RealClock), "checked by run"
+            session.clock.restart()
+            server = hooks.build("build_server", ServerQuery(facts(session, engine), folder))
+            loop = ServeLoop(engine, server, self.report_s)
+            loop.run()
+            server.close()
+            if loop.fault is not None:
+                raise loop.fault
+            summary = self._summary(session, loop) | {"compiled": compiled.summary()}
+            hooks.notify("on_run_end", summary)
+        except BaseException as error:
+            if server is not None:
+                server.close()
+            outlet.fail(error)
+            raise
+        outlet.close(session.run, summary)
+        return summary
+
+    def _summary(self, session: Session, loop: ServeLoop) -> dict[str, Any]:
+        """That of mode bench. Figures of requests, but for their counts, are over the last ones."""
+        run, recent = session.run, list(loop.recent)
+        summary = summarise(recent, loop.totals)
+        counts = {reason.value: loop.finished[reason.value] for reason in FinishReason}
+        summary["requests"] |= {
+            "accepted": loop.finished.total(),
+            "completed": counts["stop"] + counts["length"],
+            "finish_reasons": counts,
+        }
+        return {
+            "name": run.name,
+            "mode": "serve",
+            "policy": run.policy,
+            "workload": "clients",
+            "seed": run.seed,
+            "device": session.device,
+            "measured_requests": len(recent),
+            **summary,
+            "hooks": run.hooks,
+            "plugins": summary_of_hooks(session.hooks),
+        }
+
+
+def facts(session: Session, engine: Engine) -> dict[str, Any]:
+    """What a server needs to know (core.queries.ServerQuery)."""
+    executor, memory = engine.executor, engine.state.memory
+    described = executor.describe()
+    return {
+        "model": str(described.get("model") or described["executor"]),
+        "tokenizer": executor.tokenizer,
+        "vocab_size": executor.vocab_size,
+        "max_model_len": engine.state.max_model_len,
+        "pool_tokens": memory.ledger.num_pages * memory.page_size,
+        "policy": session.run.policy,
+        "hooks": dict(session.run.hooks),
+    }

@@ -1,0 +1,1 @@
+"""Servers: HTTP in front of an engine."""

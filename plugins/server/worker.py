@@ -1,0 +1,95 @@
+"""A front-end process: uvicorn around the application and a client of the engine."""
+
+import asyncio
+import contextlib
+import os
+import resource
+import socket
+from collections.abc import Coroutine, Iterator
+from typing import Any
+
+import uvicorn
+
+from plugins.server.client import Facts
+from plugins.server.engine_client import EngineClient
+from plugins.server.settings import Settings
+
+METRICS_VARIABLE = "PROMETHEUS_MULTIPROC_DIR"
+IDLE_CONNECTION_S = 65  # longer than clients' pools keep theirs: they never reuse a closing one
+GRACE_S = 3  # for answers to be written out once the engine has said goodbye
+BACKLOG = 4096
+
+
+def serve_worker(
+    settings: Settings, listener: socket.socket, channel_address: str, facts: Facts
+) -> None:
+    """Serve until the engine says goodbye or is gone. channel_address: ipc://FOLDER/NAME; with
+    several workers, metrics are shared through files in that folder."""
+    if settings.workers > 1:  # read when prometheus_client is first imported, by the application
+        folder = os.path.join(os.path.dirname(channel_address.removeprefix("ipc://")), "metrics")
+        os.makedirs(folder, exist_ok=True)
+        os.environ[METRICS_VARIABLE] = folder
+    allow_many_files()
+    run_loop(_serve(settings, listener, channel_address, facts))
+
+
+def run_loop(work: Coroutine[Any, Any, None]) -> None:
+    """Run `work` on uvloop, or on asyncio's own loop where there is none (Windows)."""
+    try:
+        import uvloop
+    except ModuleNotFoundError:
+        asyncio.run(work)
+        return
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        runner.run(work)
+
+
+def allow_many_files() -> None:
+    """Each client is an open file; the usual soft limit of 1024 is for programs that use select."""
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+
+
+def make_server(app: Any, access_log: bool) -> uvicorn.Server:
+    """uvicorn for an ASGI application; it leaves signals alone."""
+    return _Server(
+        uvicorn.Config(
+            app,
+            log_level="info" if access_log else "warning",
+            access_log=access_log,
+            interface="asgi3",
+            lifespan="off",
+            ws="none",
+            server_header=False,
+            backlog=BACKLOG,
+            timeout_keep_alive=IDLE_CONNECTION_S,
+            timeout_graceful_shutdown=GRACE_S,
+        )
+    )
+
+
+class _Server(uvicorn.Server):
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        """The engine's process ends this one."""
+        yield
+
+
+async def _serve(
+    settings: Settings, listener: socket.socket, channel_address: str, facts: Facts
+) -> None:
+    from plugins.server.app import make_app
+
+    client = EngineClient(channel_address, facts, settings)
+    server = make_server(make_app(client, settings), settings.access_log)
+
+    async def end() -> None:
+        await client.closed.wait()
+        server.should_exit = True
+
+    ending = asyncio.ensure_future(end())
+    try:
+        await server.serve(sockets=[listener])
+    finally:
+        ending.cancel()
+        client.close()

@@ -1,0 +1,286 @@
+"""Front-end processes: started, fed, drained, killed, and left behind by the engine's."""
+
+import contextlib
+import os
+import signal
+import socket
+import subprocess
+import sys
+import textwrap
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from core.errors import ConfigError
+from plugins.mode.serve_loop import ServeLoop
+from plugins.server.hub import ServerError
+from plugins.server.settings import Settings
+from plugins.server.sse import Sse, listen, start
+from tests.plugins.server import stub_front
+from tests.plugins.server.rig import FACTS, real_engine
+
+ROOT = Path(__file__).resolve().parents[3]
+
+
+class Caller:
+    """A connection to a stub front end."""
+
+    def __init__(self, url: str, name: str, max_tokens: int) -> None:
+        host, port = url.removeprefix("http://").split(":")
+        self.socket = socket.create_connection((host, int(port)), timeout=10)
+        self.lines = self.socket.makefile("rw")
+        self.lines.write(f"{name} {max_tokens}\n")
+        self.lines.flush()
+        self.front = int(self.lines.readline().split()[1])
+
+    def line(self) -> str:
+        return self.lines.readline().strip()
+
+    def rest(self) -> list[str]:
+        return [line.strip() for line in self.lines]
+
+    def close(self) -> None:
+        self.lines.close()
+        self.socket.close()
+
+
+@contextlib.contextmanager
+def running(play: Callable[[str, list[int]], None], **settings: object) -> Iterator[ServeLoop]:
+    """An engine's loop in this thread, as in mode serve, until `play` (url, process ids) ends in
+    another and SIGTERM comes. Yields it when it has ended."""
+    hub, url, fronts = start(Settings(port=0, **settings), FACTS, stub_front.work)
+    loop = ServeLoop(real_engine(step_s=0.002), hub, report_s=0.02)
+    failure: list[BaseException] = []
+
+    def play_then_stop() -> None:
+        try:
+            play(url, fronts)
+        except BaseException as error:
+            failure.append(error)
+        if not hub.draining:
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    thread = threading.Thread(target=play_then_stop)
+    thread.start()
+    try:
+        loop.run()
+    finally:
+        hub.close()
+        thread.join(10)
+        if failure:
+            raise failure[0]
+    yield loop
+
+
+def drains(url: str) -> None:
+    """Returns once new requests are turned away."""
+    end_s = time.monotonic() + 5
+    while True:
+        caller = Caller(url, f"late{time.monotonic_ns()}", 1)
+        answer = caller.rest()
+        caller.close()
+        if answer == ["end unavailable the server is shutting down"]:
+            return
+        assert time.monotonic() < end_s, answer
+
+
+def ended(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return True
+    return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z"
+
+
+def test_front_ends_serve_share_the_port_and_end_with_the_server():
+    seen: list[int] = []
+    pids: list[int] = []
+
+    def play(url: str, fronts: list[int]) -> None:
+        pids.extend(fronts)
+        for number in range(30):
+            caller = Caller(url, f"r{number}", 5)
+            seen.append(caller.front)
+            *tokens, last = caller.rest()
+            assert sum(len(line.split()) for line in tokens) == 5
+            assert last == "end length"
+            caller.close()
+
+    before = signal.getsignal(signal.SIGTERM)
+    with running(play, workers=2) as loop:
+        assert loop.finished == {"length": 30}
+    assert len(pids) == 2
+    assert set(seen) <= set(pids)
+    assert all(map(ended, pids))
+    assert signal.getsignal(signal.SIGTERM) is before
+
+
+def test_sigterm_lets_streams_end_and_turns_new_ones_away():
+    def play(url: str, fronts: list[int]) -> None:
+        caller = Caller(url, "a", 200)
+        caller.line()
+        os.kill(os.getpid(), signal.SIGTERM)
+        drains(url)
+        assert caller.rest()[-1] == "end length"
+        caller.close()
+
+    with running(play) as loop:
+        assert loop.finished["length"] >= 1
+        assert loop.finished["abort"] == 0
+
+
+def test_signals_to_front_ends_change_nothing():
+    def play(url: str, fronts: list[int]) -> None:
+        caller = Caller(url, "a", 100)
+        for pid in fronts:
+            os.kill(pid, signal.SIGTERM)
+            os.kill(pid, signal.SIGINT)
+        assert caller.rest()[-1] == "end length"
+        caller.close()
+
+    with running(play) as loop:
+        assert loop.finished == {"length": 1}
+
+
+def test_killed_front_end_has_its_requests_aborted_and_the_others_go_on():
+    def play(url: str, fronts: list[int]) -> None:
+        callers: dict[int, Caller] = {}
+        number = 0
+        while len(callers) < 2:
+            number += 1
+            caller = Caller(url, f"r{number}", 500)
+            kept = callers.setdefault(caller.front, caller)
+            if kept is not caller:
+                caller.close()  # the stub does not mind: the request goes on
+        victim, other = callers
+        assert callers[victim].line()
+        os.kill(victim, signal.SIGKILL)
+        assert callers[other].rest()[-1] == "end length"
+        for caller in callers.values():
+            caller.close()
+
+    with running(play, workers=2) as loop:  # drains for longer than requests take
+        assert loop.finished["abort"] >= 1
+        assert loop.finished["length"] >= 1
+
+
+def test_server_without_front_ends_gives_up():
+    def play(url: str, fronts: list[int]) -> None:
+        os.kill(fronts[0], signal.SIGKILL)
+        time.sleep(0.3)
+
+    caught: list[int] = []
+    before = signal.signal(signal.SIGTERM, lambda number, frame: caught.append(number))
+    try:
+        with pytest.raises(ServerError, match="no front end is left"), running(play):
+            pass
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+def test_second_signal_ends_at_once():
+    def play(url: str, fronts: list[int]) -> None:
+        caller = Caller(url, "a", 4000)
+        caller.line()
+        os.kill(os.getpid(), signal.SIGTERM)
+        drains(url)  # two signals at once may count as one
+        os.kill(os.getpid(), signal.SIGTERM)
+        with contextlib.suppress(ConnectionError):  # it was killed
+            caller.rest()
+        caller.close()
+
+    start_s = time.monotonic()
+    with pytest.raises(SystemExit) as stop, running(play):
+        pass
+    assert stop.value.code == 1
+    assert time.monotonic() - start_s < 10
+
+
+def test_front_end_that_hangs_is_killed_at_the_end(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr("plugins.server.workers.GRACE_S", 0.3)
+    hub, _, (front,) = start(Settings(port=0), FACTS, stub_front.hangs)
+    hub.report({})
+    hub.close()
+    hub.close()
+    assert ended(front)
+
+
+def test_front_end_that_takes_in_nothing_is_killed(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr("plugins.server.hub.MAX_BACKLOG", 50)
+    hub, _, (front,) = start(Settings(port=0), FACTS, stub_front.hangs)
+    time.sleep(0.4)
+
+    def serve() -> None:
+        for _ in range(200):
+            hub.report({})
+            hub.poll(0.01)
+
+    try:
+        with pytest.raises(ServerError):
+            serve()
+    finally:
+        hub.close()
+    assert ended(front)
+
+
+def test_front_end_that_ends_at_once_stops_the_start():
+    with pytest.raises(ConfigError, match="a front end ended at once"):
+        start(Settings(port=0), FACTS, stub_front.fails)
+
+
+def test_taken_port_and_unknown_host_are_named():
+    taken = listen("127.0.0.1", 0)
+    port = taken.getsockname()[1]
+    try:
+        with pytest.raises(ConfigError, match=rf"server.port must be free .*, got {port}"):
+            listen("127.0.0.1", port)
+    finally:
+        taken.close()
+    with pytest.raises(ConfigError, match=r"server\.host must be .*, got 'no\.such\.invalid'"):
+        listen("no.such.invalid", 0)
+
+
+def test_front_ends_end_when_the_engine_process_is_killed(tmp_path: Path):
+    script = """
+        import sys
+        from plugins.server.settings import Settings
+        from plugins.server.sse import start
+        from tests.plugins.server import stub_front
+        from tests.plugins.server.rig import FACTS
+
+        if __name__ == "__main__":
+            hub, url, fronts = start(Settings(port=0, workers=2), FACTS, stub_front.work)
+            print(*fronts, flush=True)
+            while True:
+                hub.poll(1.0)
+    """
+    file = tmp_path / "engine.py"
+    file.write_text(textwrap.dedent(script))
+    process = subprocess.Popen(
+        [sys.executable, str(file)],
+        env=os.environ | {"PYTHONPATH": str(ROOT), "TMPDIR": str(tmp_path)},
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    assert process.stdout is not None
+    fronts = [int(pid) for pid in process.stdout.readline().split()]
+    assert len(fronts) == 2
+    process.kill()
+    process.wait(10)
+    process.stdout.close()
+    end_s = time.monotonic() + 5
+    while not all(map(ended, fronts)):
+        assert time.monotonic() < end_s, "front ends outlive the engine"
+        time.sleep(0.02)
+
+
+def test_plugin_checks_its_settings():
+    with pytest.raises(ConfigError, match=r"server\.workers must be in \[1, 64\], got 0"):
+        Sse(workers=0)
+    with pytest.raises(ConfigError, match=r"server\.stuck_s must be > 0, got 0"):
+        Sse(stuck_s=0)
+    with pytest.raises(ConfigError, match=r"server\.model_name"):
+        Sse(model_name="")
