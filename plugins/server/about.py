@@ -58,9 +58,9 @@ class About:
         """The served model, as a list."""
         return json_response({"object": "list", "data": [self._model()]})
 
-    async def model(self, request: Request) -> Response:
+    async def model(self, model_id: str) -> Response:
         """One model."""
-        check_model(request.path_params["model_id"], self._client.facts)
+        check_model(model_id, self._client.facts)
         return json_response(self._model())
 
     async def engine(self, request: Request) -> Response:
