@@ -1,4 +1,4 @@
-"""The progress bar of a bench."""
+"""The progress bar of a bench, and of mode load."""
 
 import sys
 import time
@@ -16,10 +16,12 @@ class ProgressBar:
     """Requests done, tokens/s, KV use and preemptions, on standard error if that is a terminal.
 
     Use as a context manager; a step that falls within EVERY_S of the last update costs one clock
-    read.
+    read. label: what stands before the bar.
     """
 
-    def __init__(self, enabled: bool, total: int, pool_pages: int) -> None:
+    def __init__(
+        self, enabled: bool, total: int, pool_pages: int = 0, label: str = "bench"
+    ) -> None:
         self._bar = Progress(
             TextColumn("{task.description}"),
             BarColumn(bar_width=None),
@@ -31,7 +33,7 @@ class ProgressBar:
             disable=not (enabled and sys.stderr.isatty()),
             expand=True,
         )
-        self._task = self._bar.add_task("bench", total=total, facts="")
+        self._task = self._bar.add_task(label, total=total, facts="")
         self._pool_pages = pool_pages
         self._begun_s = self._shown_s = time.monotonic()
         self._tokens = self._done = self._preempted = 0
@@ -58,4 +60,8 @@ class ProgressBar:
         facts = f"{rate:,.0f} tokens/s · KV {100 * used / max(self._pool_pages, 1):.0f} %"
         if self._preempted:
             facts += f" · {self._preempted:,} preemptions"
-        self._bar.update(self._task, completed=self._done, facts=facts)
+        self.show(self._done, facts)
+
+    def show(self, done: int, facts: str) -> None:
+        """Requests done, and what to say beside them."""
+        self._bar.update(self._task, completed=done, facts=facts)

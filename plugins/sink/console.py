@@ -73,7 +73,9 @@ class ConsoleSink:
 
 def _results(summary: dict[str, Any], wide: bool) -> Table:
     """What came out and what memory did: side by side, or below each other in a narrow terminal."""
-    left, right = _output_rows(summary), _memory_rows(summary)
+    left, right = _output_rows(summary), []
+    if summary["steps"]["count"]:  # a client sees no engine
+        left, right = left + _engine_rows(summary), _memory_rows(summary)
     table = Table(box=SIMPLE_HEAD, pad_edge=False, show_header=False)
     for _ in range(1 + wide):
         table.add_column(style="cyan")
@@ -89,12 +91,10 @@ def _results(summary: dict[str, Any], wide: bool) -> Table:
 
 
 def _output_rows(summary: dict[str, Any]) -> list[tuple[str, str]]:
-    rates, requests, batch = summary["throughput"], summary["requests"], summary["batch"]
+    rates, requests = summary["throughput"], summary["requests"]
     ended = {name: count for name, count in requests["finish_reasons"].items() if count}
     if requests["unfinished"]:
         ended["unfinished"] = requests["unfinished"]
-    steps = summary["steps"]
-    host_us = [value for part, value in steps["host_us_mean"].items() if part in ("plan", "pack")]
     return [
         ("output tokens/s", _number(rates["output_tokens_per_s"])),
         ("total tokens/s", _number(rates["total_tokens_per_s"])),
@@ -102,6 +102,13 @@ def _output_rows(summary: dict[str, Any]) -> list[tuple[str, str]]:
         ("duration", _seconds(summary["duration_s"])),
         ("requests", f"{requests['completed']} of {requests['accepted']} completed"),
         ("finish reasons", ", ".join(f"{name} {count}" for name, count in ended.items()) or ABSENT),
+    ]
+
+
+def _engine_rows(summary: dict[str, Any]) -> list[tuple[str, str]]:
+    batch, steps = summary["batch"], summary["steps"]
+    host_us = [value for part, value in steps["host_us_mean"].items() if part in ("plan", "pack")]
+    return [
         ("batch, mean / peak", _pair(batch["batch_mean"], batch["batch_peak"])),
         ("waiting, mean / peak", _pair(batch["waiting_mean"], batch["waiting_peak"])),
         ("steps", f"{steps['count']:,}, {_seconds(steps['mean_s'])} each"),

@@ -23,6 +23,7 @@ NEEDED = {
     "mode=generate": ["prompt=Hello"],
     "mode=explain": ["run=outputs/some", "request=r-1"],
     "+experiment=engines": ["workload.path=trace.jsonl"],
+    "+sink=kernels": ["records=full"],
 }
 CHOICES = {group: [f"{group}={name}" for name in options(group, [ROOT])] for group in GROUPS}
 CHOICES |= {group: [f"+{group}={name}" for name in options(group, [ROOT])] for group in OPTIONAL}
