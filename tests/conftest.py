@@ -65,8 +65,18 @@ class Outcome:
     err: str
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Tests marked gpu are skipped where there is no CUDA device."""
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """--live: also tests that take minutes over a server in processes of its own."""
+    parser.addoption("--live", action="store_true", help="also tests of a live server (minutes)")
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Tests marked gpu are skipped where there is no CUDA device, those marked live without
+    --live."""
+    if not config.getoption("--live"):
+        for item in items:
+            if item.get_closest_marker("live"):
+                item.add_marker(pytest.mark.skip(reason="takes minutes: --live"))
     marked = [item for item in items if item.get_closest_marker("gpu")]
     if not marked:
         return

@@ -10,7 +10,8 @@ from core.records import RequestRecord, RunInfo, StepRecord
 from plugins.sink.plots import latency_figure, memory_figure
 from plugins.sink.series import StepSeries
 
-MAX_REQUESTS = 20_000  # a server's run has no end
+MAX_TOKENS = 2_000_000  # of the requests kept: some 40 MB; a server's run has no end
+RECORD_TOKENS = 50  # what a record weighs beside its tokens
 
 
 class Figures:
@@ -24,13 +25,14 @@ class Figures:
 
 
 class FiguresSink:
-    """Keeps a bounded series of steps, and the records of the last MAX_REQUESTS ended requests."""
+    """Keeps a bounded series of steps, and the records of the last ended requests, of MAX_TOKENS
+    in all."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
         self._series = StepSeries()
-        self._records: deque[RequestRecord] = deque(maxlen=MAX_REQUESTS)
-        self._ended = 0
+        self._records: deque[RequestRecord] = deque()
+        self._ended = self._tokens = 0
 
     def step(self, record: StepRecord) -> None:
         """Take one step into the series."""
@@ -40,6 +42,9 @@ class FiguresSink:
         """Keep one ended request."""
         self._records.append(record)
         self._ended += 1
+        self._tokens += record.output_tokens + RECORD_TOKENS
+        while self._tokens > MAX_TOKENS:
+            self._tokens -= self._records.popleft().output_tokens + RECORD_TOKENS
 
     def close(self, run: RunInfo, summary: dict[str, Any]) -> None:
         """Draw; a run without a single step has nothing to draw."""

@@ -189,7 +189,9 @@ def check_finite(answer: httpx.Response) -> None:
 
     body = json.loads(answer.text, parse_constant=refuse)
     for choice in body["choices"]:
-        entries = (choice["logprobs"] or {}).get("token_logprobs", [])
+        found = choice["logprobs"] or {}
+        entries = found.get("token_logprobs", [])
+        entries += [entry["logprob"] for entry in found.get("content", [])]
         assert all(entry is None or math.isfinite(entry) for entry in entries)
 
 

@@ -9,7 +9,7 @@ from plugins.server.schema import ChatBody, CompletionBody, DetokenizeBody, Toke
 from tests.plugins.server.asking import CASES, with_facts
 from tests.plugins.server.live import serving
 
-CALLS = 3000
+CALLS = 2000
 BODIES = {
     "/v1/completions": CompletionBody,
     "/v1/chat/completions": ChatBody,
@@ -53,4 +53,4 @@ def test_mutated_bodies_never_fail_the_server():
             statuses[answer.status_code] = statuses.get(answer.status_code, 0) + 1
         live.until(lambda: not live.client.live)
     assert statuses.keys() == {200, 400, 404}
-    assert min(statuses.values()) >= 5, statuses
+    assert min(statuses.values()) >= 2, statuses

@@ -91,7 +91,9 @@ def test_run_without_any_step_draws_what_it_can(tmp_path: Path) -> None:
 
 def test_long_run_keeps_its_last_requests_and_says_so(tmp_path: Path, monkeypatch: Any) -> None:
     titles = []
-    monkeypatch.setattr(figures, "MAX_REQUESTS", 2)
+    last = requests()[1:3]
+    room = sum(record.output_tokens + figures.RECORD_TOKENS for record in last)
+    monkeypatch.setattr(figures, "MAX_TOKENS", room)
     draw = figures.latency_figure
     monkeypatch.setattr(
         figures, "latency_figure", lambda kept, title: titles.append(title) or draw(kept, title)
@@ -101,4 +103,4 @@ def test_long_run_keeps_its_last_requests_and_says_so(tmp_path: Path, monkeypatc
         sink.request(record)
     sink.close(RUN, {})
     assert titles[0].endswith("the last 2 of 3 requests")
-    assert [one.request_id for one in sink._records] == [r.request_id for r in requests()[1:3]]
+    assert [one.request_id for one in sink._records] == [one.request_id for one in last]
