@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import logging.config
 import os
 import resource
 import socket
@@ -9,6 +10,7 @@ from collections.abc import Coroutine, Iterator
 from typing import Any
 
 import uvicorn
+from uvicorn.config import LOGGING_CONFIG
 
 from plugins.server.client import Facts
 from plugins.server.engine_client import EngineClient
@@ -29,6 +31,7 @@ def serve_worker(
         folder = os.path.join(os.path.dirname(channel_address.removeprefix("ipc://")), "metrics")
         os.makedirs(folder, exist_ok=True)
         os.environ[METRICS_VARIABLE] = folder
+    logging.config.dictConfig(LOGGING_CONFIG)
     allow_many_files()
     run_loop(_serve(settings, listener, channel_address, facts))
 
@@ -55,6 +58,7 @@ def make_server(app: Any, access_log: bool) -> uvicorn.Server:
     return _Server(
         uvicorn.Config(
             app,
+            log_config=None,  # it would close the handlers of whoever runs it in their process
             log_level="info" if access_log else "warning",
             access_log=access_log,
             interface="asgi3",

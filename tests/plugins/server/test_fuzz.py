@@ -4,11 +4,14 @@ import json
 import random
 from typing import Any
 
+import pytest
+
 from plugins.server.limits import Limits
 from plugins.server.schema import ChatBody, CompletionBody, DetokenizeBody, TokenizeBody
 from tests.plugins.server.asking import CASES, with_facts
 from tests.plugins.server.live import serving
 
+pytestmark = pytest.mark.live
 CALLS = 2000
 BODIES = {
     "/v1/completions": CompletionBody,
