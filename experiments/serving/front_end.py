@@ -28,7 +28,8 @@ from plugins.server.limits import Limits
 from plugins.server.messages import Abort, Goodbye, Report, StepNews, Submit
 from plugins.server.settings import Settings
 from plugins.server.sse import listen
-from plugins.server.worker import make_server, run_loop, serve_worker
+from plugins.server.worker import make_server, serve_worker
+from plugins.shared.event_loop import run_loop
 
 CHUNK = (
     b'data: {"id":"chatcmpl-0123456789abcdef0123456789abcdef","object":"chat.completion.chunk",'

@@ -1,15 +1,13 @@
 """Mode bench: serve a workload to its end, open loop, and measure it."""
 
-import gc
 import logging
 from collections import deque
 from collections.abc import Sequence
 from contextlib import nullcontext
 from typing import Any
 
-from core.build import build_engine
 from core.clock import RealClock
-from core.config import Records, require
+from core.config import require
 from core.engine import Engine
 from core.queries import SinkQuery
 from core.request import Request
@@ -17,6 +15,7 @@ from core.session import Session
 from plugins.mode.device_lock import device_lock
 from plugins.mode.outlet import Outlet
 from plugins.mode.progress import ProgressBar
+from plugins.mode.running import running
 from plugins.mode.step_totals import StepTotals
 from plugins.mode.summary import summarise, summary_of_hooks
 from plugins.mode.warm_up import warm_up
@@ -44,27 +43,9 @@ class Bench:
         """Run it; returns the summary (plugins.mode.summary.summarise, and who decided)."""
         timed = isinstance(session.clock, RealClock)
         locked = timed and self.lock != "off"
-        with device_lock(session.device, self.lock == "wait") if locked else nullcontext():
-            # On a CPU nothing is waited for, and a thread would only compete with the engine's.
-            outlet = Outlet(threaded=timed and session.device.startswith("cuda"))
-            engine = build_engine(
-                session.hooks,
-                session.engine,
-                session.run.seed,
-                session.clock,
-                session.device,
-                session.progress,
-                [outlet],
-                record_rows=session.records is Records.full,
-            )
-            # What start-up left stays to the end: no collection needs to go through it.
-            gc.collect()
-            gc.freeze()
-            try:
-                return self._serve(session, engine, outlet, timed and self.warmup)
-            finally:
-                gc.unfreeze()
-                engine.close()
+        lock = device_lock(session.device, self.lock == "wait") if locked else nullcontext()
+        with lock, running(session) as (engine, outlet):
+            return self._serve(session, engine, outlet, timed and self.warmup)
 
     def _serve(
         self, session: Session, engine: Engine, outlet: Outlet, warms: bool

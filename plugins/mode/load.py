@@ -1,13 +1,11 @@
 """Mode load: replay a workload against a server of OpenAI's API, open loop, and measure it from
 the client's side."""
 
-import asyncio
 import gc
 import logging
 import os
-import sys
-from collections.abc import Coroutine, Sequence
-from typing import Any, TypeVar
+from collections.abc import Sequence
+from typing import Any
 from urllib.parse import urlsplit
 
 from core.clock import RealClock
@@ -23,12 +21,10 @@ from plugins.mode.outlet import Outlet
 from plugins.mode.progress import ProgressBar
 from plugins.mode.step_totals import StepTotals
 from plugins.mode.summary import distribution, summarise, summary_of_hooks
+from plugins.shared.event_loop import allow_many_files, run_loop
 
-OPEN_FILES = 65536  # a connection is one
 LATE_S = 0.1  # from here on the driver's own delay is worth a warning
 logger = logging.getLogger(__name__)
-
-T = TypeVar("T")
 
 
 class Load:
@@ -77,7 +73,7 @@ class Load:
         if not isinstance(session.clock, RealClock):
             raise ConfigError("mode load needs clock=real: a server lives in real time")
         tokenizer = None if self.tokenizer is None else read_tokenizer(self.tokenizer)
-        _allow_open_files()
+        allow_many_files()
         return run_loop(self._run(session, session.clock, tokenizer))
 
     async def _run(
@@ -168,16 +164,6 @@ def read_tokenizer(name: str) -> Any:
         raise ConfigError(f"mode.tokenizer must be {rule}, got {name!r}") from error
 
 
-def run_loop(work: Coroutine[Any, Any, T]) -> T:
-    """Run it to its end on the quickest event loop of the platform."""
-    if sys.platform == "win32":
-        return asyncio.run(work)
-    import uvloop
-
-    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        return runner.run(work)
-
-
 async def _first_model(client: LoadClient) -> str:
     listed = await client.get("models")
     try:
@@ -195,14 +181,3 @@ async def _vocab_size(client: LoadClient, tokenizer: Any | None) -> int:
     if not isinstance(engine, dict) or not isinstance(engine.get("vocab_size"), int):
         raise ConfigError("mode.vocab_size must be given for a server that does not tell it")
     return int(engine["vocab_size"])
-
-
-def _allow_open_files() -> None:
-    """As many as the system lets this process have, up to OPEN_FILES."""
-    if sys.platform != "win32":
-        import resource
-
-        soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-        limit = OPEN_FILES if hard == resource.RLIM_INFINITY else min(hard, OPEN_FILES)
-        if soft != resource.RLIM_INFINITY and soft < limit:
-            resource.setrlimit(resource.RLIMIT_NOFILE, (limit, hard))

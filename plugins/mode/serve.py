@@ -1,11 +1,9 @@
 """Mode serve: the engine behind a server, until that is told to stop."""
 
-import gc
 from typing import Any
 
-from core.build import build_engine
 from core.clock import RealClock
-from core.config import Records, require
+from core.config import require
 from core.engine import Engine
 from core.errors import ConfigError
 from core.protocols import Server
@@ -14,6 +12,7 @@ from core.request import FinishReason
 from core.session import Session
 from plugins.mode.bench import Compiled
 from plugins.mode.outlet import Outlet
+from plugins.mode.running import running
 from plugins.mode.serve_loop import ServeLoop
 from plugins.mode.summary import summarise, summary_of_hooks
 from plugins.mode.warm_up import warm_up
@@ -36,27 +35,11 @@ class Serve:
         the fault is raised. Raises ConfigError under a simulated clock."""
         if not isinstance(session.clock, RealClock):
             raise ConfigError("mode serve needs clock=real: clients live in real time")
-        outlet = Outlet(threaded=session.device.startswith("cuda"))
-        engine = build_engine(
-            session.hooks,
-            session.engine,
-            session.run.seed,
-            session.clock,
-            session.device,
-            session.progress,
-            [outlet],
-            record_rows=session.records is Records.full,
-        )
-        gc.collect()
-        gc.freeze()  # as mode bench does
-        try:
+        with running(session) as (engine, outlet):
             session.run.manifest["executor"] = engine.executor.describe()
             if self.warmup:
                 warm_up(engine)
             return self._serve(session, engine, outlet)
-        finally:
-            gc.unfreeze()
-            engine.close()
 
     def _serve(self, session: Session, engine: Engine, outlet: Outlet) -> dict[str, Any]:
         folder, hooks, compiled = str(session.folder), session.hooks, Compiled(engine)

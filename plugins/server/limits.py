@@ -27,6 +27,4 @@ class Limits:
                 getattr(self, field.name),
                 int(field.name in ("max_choices", "max_tokens")),
             )
-            require(
-                value is None or value >= least, f"server.limits.{field.name}", f">= {least}", value
-            )
+            require(value is None or value >= least, f"server.{field.name}", f">= {least}", value)

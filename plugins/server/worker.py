@@ -4,9 +4,8 @@ import asyncio
 import contextlib
 import logging.config
 import os
-import resource
 import socket
-from collections.abc import Coroutine, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import uvicorn
@@ -15,6 +14,7 @@ from uvicorn.config import LOGGING_CONFIG
 from plugins.server.client import Facts
 from plugins.server.engine_client import EngineClient
 from plugins.server.settings import Settings
+from plugins.shared.event_loop import allow_many_files, run_loop
 
 METRICS_VARIABLE = "PROMETHEUS_MULTIPROC_DIR"
 IDLE_CONNECTION_S = 65  # longer than clients' pools keep theirs: they never reuse a closing one
@@ -34,23 +34,6 @@ def serve_worker(
     logging.config.dictConfig(LOGGING_CONFIG)
     allow_many_files()
     run_loop(_serve(settings, listener, channel_address, facts))
-
-
-def run_loop(work: Coroutine[Any, Any, None]) -> None:
-    """Run `work` on uvloop, or on asyncio's own loop where there is none (Windows)."""
-    try:
-        import uvloop
-    except ModuleNotFoundError:
-        asyncio.run(work)
-        return
-    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        runner.run(work)
-
-
-def allow_many_files() -> None:
-    """Each client is an open file; the usual soft limit of 1024 is for programs that use select."""
-    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
 
 
 def make_server(app: Any, access_log: bool) -> uvicorn.Server:

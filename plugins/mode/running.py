@@ -1,0 +1,39 @@
+"""An engine of a session with its outlet, for as long as a mode runs it."""
+
+import gc
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from core.build import build_engine
+from core.clock import RealClock
+from core.config import Records
+from core.engine import Engine
+from core.session import Session
+from plugins.mode.outlet import Outlet
+
+
+@contextmanager
+def running(session: Session) -> Iterator[tuple[Engine, Outlet]]:
+    """Build it, and close it however the mode ends. In real time on a CUDA device sinks have a
+    thread of their own; on a CPU nothing is waited for, and it would only compete with the
+    engine's."""
+    timed = isinstance(session.clock, RealClock)
+    outlet = Outlet(threaded=timed and session.device.startswith("cuda"))
+    engine = build_engine(
+        session.hooks,
+        session.engine,
+        session.run.seed,
+        session.clock,
+        session.device,
+        session.progress,
+        [outlet],
+        record_rows=session.records is Records.full,
+    )
+    # What start-up left stays to the end: no collection needs to go through it.
+    gc.collect()
+    gc.freeze()
+    try:
+        yield engine, outlet
+    finally:
+        gc.unfreeze()
+        engine.close()
