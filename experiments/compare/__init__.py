@@ -1,0 +1,1 @@
+"""Do policies differ, by how much, and from which step on?"""

@@ -1,0 +1,1 @@
+"""What experiments.compare and experiments.figure share: run folders, metrics, intervals, style."""
