@@ -15,7 +15,7 @@ from conf.overrides import ROOT
 from conf.record import recorded
 from core.hooks import Hooks
 from core.records import RunInfo
-from core.session import Mode, Session
+from plugins.shared.session import Mode, Session
 
 
 def run(config: DictConfig) -> dict[str, Any]:

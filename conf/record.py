@@ -12,7 +12,7 @@ from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from core.errors import TritiumError
-from core.session import Session
+from plugins.shared.session import Session
 
 ERROR = "error.json"
 SUMMARY = "summary.json"

@@ -80,7 +80,8 @@ class Admission:
     def _refresh(self, record: StepRecord) -> None:
         state = self._state
         decide = partial(state.hooks.decide, "decide_order")
-        state.waiting.refresh(decide, self._cached_tokens, state.now_s, record.step)
+        facts = self._cached_tokens, state.shown
+        state.waiting.refresh(decide, facts, state.now_s, record.step)
 
     def _cached_tokens(self, ids: NDArray[np.int64]) -> NDArray[np.int32]:
         looks = (self._state.memory.look(self._state.table.of(one)) for one in ids.tolist())
@@ -98,7 +99,9 @@ class Admission:
             state.note(record, sequence, "refused", CORE, "its latest token is still in flight")
             return Verdict.WAIT
         look = state.memory.look(sequence)
-        decision, plugin = self._ask(sequence, look, record.step)
+        decision, plugin = AdmissionDecision(Verdict.SKIP, "a plugin failed over it"), CORE
+        with state.contained(sequence.request.request_id):
+            decision, plugin = self._ask(sequence, look, record.step)
         if decision.verdict is Verdict.ADMIT:
             if state.memory.start(sequence, look):
                 state.run(sequence)
@@ -130,11 +133,12 @@ class Admission:
             pool_pages=memory.ledger.num_pages,
             page_size=memory.page_size,
             allocatable=memory.allocatable,
-            request=lambda one: state.table.of(one).request,
+            request=state.shown,
             running=running,
             waiting=len(state.waiting),
             now_s=state.now_s,
             step=step,
+            step_time=state.step_time,
         )
         decision, plugin = state.hooks.decide("decide_admission", query)
         if not isinstance(decision.verdict, Verdict):
@@ -153,7 +157,7 @@ class Admission:
         victims, reason = ask_victims(state, record, cause, short, head)
         for victim in victims:
             preempt(state, record, victim, cause, reason, beneficiary=head.request.request_id)
-            if self._consider(head, record, admitted) is Verdict.ADMIT:
+            if self._consider(head, record, admitted) is not Verdict.WAIT:
                 return
 
     def _lack(self, head: Sequence) -> tuple[Cause, int]:

@@ -27,16 +27,19 @@ def build_engine(
     progress: bool = False,
     sinks: list[Sink] | None = None,
     record_rows: bool = True,
+    contains_faults: bool = False,
 ) -> Engine:
     """Ask every `build_*` hook in turn. Raises ConfigError for parts that do not fit together.
 
-    record_rows: list each step's rows in its record (costs host time with many running)."""
-    model = queries.ModelQuery(device, seed, progress)
+    record_rows: list each step's rows in its record (costs host time with many running).
+    contains_faults: an exception of a hook that concerns one request fails that request alone."""
+    model_query = queries.ModelQuery(device, seed, progress)
+    model = cache(lambda: hooks.build("build_model", model_query))
     query = queries.ExecutorQuery(
         engine=config,
         seed=seed,
         clock=clock,
-        model=cache(lambda: hooks.build("build_model", model)),
+        model=model,
         attention=lambda query: hooks.build("build_attention", query),
         progress=progress,
     )
@@ -67,9 +70,11 @@ def build_engine(
         table=table,
         memory=memory,
         predictor=hooks.build("build_length_predictor", queries.LengthPredictorQuery(seed)),
+        step_time=hooks.build("build_step_time_model", queries.StepTimeQuery(model)),
         vocab_size=executor.vocab_size,
         max_model_len=max_model_len,
         model_end_tokens=executor.end_token_ids,
+        contains_faults=contains_faults,
     )
     return Engine(state, executor, sinks or [], record_rows)
 

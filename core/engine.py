@@ -225,7 +225,12 @@ class Engine:
             live = self.state.arrive(item)
             self._queued.discard(item.request_id)
             self.records[item.request_id] = live.record
-            self.hooks.notify("on_request_arrived", RequestEvent(item, live.record))
+            with self.state.contained(item.request_id):
+                self.hooks.notify("on_request_arrived", RequestEvent(live.request, live.record))
+        for request_id, error in self.state.faults.items():
+            if request_id in self.state.live:
+                self.state.end(self.state.live[request_id], FinishReason.error, error)
+        self.state.faults.clear()
 
     def _check_progress(self, launched: bool, record: StepRecord) -> None:
         """A policy that keeps everyone out of an idle engine would hang it: say so instead."""
@@ -272,7 +277,8 @@ class Engine:
                 sink.request(live.record)
         self.hooks.notify("on_step", event)
         for live in ended:
-            self.hooks.notify("on_request_finished", RequestEvent(live.request, live.record))
+            with self.state.contained(live.request.request_id):
+                self.hooks.notify("on_request_finished", RequestEvent(live.request, live.record))
         return event
 
 

@@ -29,5 +29,10 @@ class EngineStoppedError(TritiumError):
     """The executor failed for good; the message says why. Nothing more is served."""
 
 
+def described(error: BaseException) -> str:
+    """An exception in one line: type, message, and the notes that name plugin and hook."""
+    return "; ".join([f"{type(error).__name__}: {error}", *getattr(error, "__notes__", [])])
+
+
 class InvariantError(TritiumError):
     """Strict mode found the engine's own books out of balance: a fault of the core."""

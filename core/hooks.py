@@ -37,7 +37,8 @@ class Registered:
 class Hooks:
     """All plugins of one engine.
 
-    `who[hook]`: the plugin that answered last. `displaces`: one preempts for waiting requests."""
+    `who[hook]`: the plugin that answered last. `displaces`: one preempts for waiting requests.
+    `oracle`: the length predictor in charge is shown true lengths."""
 
     def __init__(self, defaults: dict[str, object], plugins: dict[str, object]) -> None:
         """Register `defaults`, then `plugins` in order: the newest is asked first. Keys: names.
@@ -57,6 +58,8 @@ class Hooks:
             "decide_preemption" in entry.usage and getattr(entry.plugin, "displaces", False)
             for entry in self.registered.values()
         )
+        predictor = self.registered.get(self.in_charge().get("build_length_predictor", ""))
+        self.oracle = bool(predictor and getattr(predictor.plugin, "oracle", False))
 
     def ask(self, hook: str, query: object) -> Any:
         """The first answer to a `decide_*` hook other than None, else None."""

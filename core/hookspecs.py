@@ -9,7 +9,7 @@ from typing import Any
 
 import pluggy
 
-from core import model_protocols, protocols, queries
+from core import protocols, queries
 from core.records import RunInfo
 
 PROJECT = "tritium"
@@ -77,14 +77,17 @@ class HookSpecs:
         """Expected output lengths, for every other policy."""
 
     @hookspec(firstresult=True)
-    def build_model(self, query: queries.ModelQuery) -> model_protocols.Model | None:
-        """The model, loaded."""
+    def build_step_time_model(self, query: queries.StepTimeQuery) -> protocols.StepTimeModel | None:
+        """How long a step will take, for policies that weigh time; the core never asks it."""
 
     @hookspec(firstresult=True)
-    def build_attention(
-        self, query: queries.AttentionQuery
-    ) -> model_protocols.AttentionBackend | None:
-        """The attention backend. Raises ConfigError at start for a shape it cannot serve."""
+    def build_model(self, query: queries.ModelQuery) -> Any:
+        """The model, loaded: a plugins.shared.model_protocols.Model, for the executor alone."""
+
+    @hookspec(firstresult=True)
+    def build_attention(self, query: queries.AttentionQuery) -> Any:
+        """The backend, an AttentionBackend of the same file, likewise. Raises ConfigError at start
+        for a shape it cannot serve."""
 
     @hookspec(firstresult=True)
     def build_executor(self, query: queries.ExecutorQuery) -> protocols.Executor | None:

@@ -159,11 +159,11 @@ class KVMemory:
         because another sequence had published the same pages meanwhile."""
         slot = sequence.slot
         computed = int(self._table.computed[slot])
-        num_pages = computed // self.page_size
+        num_pages = min(computed // self.page_size, sequence.cacheable or 0)
         before = int(self._table.pages_published[slot])
-        if sequence.row is None or num_pages <= before or not sequence.cacheable:
+        if sequence.row is None or num_pages <= before:
             return 0
-        keys = self._keys(sequence, computed)[:num_pages]
+        keys = self._keys(sequence, num_pages * self.page_size)[:num_pages]
         tokens = sequence.token_array()[: num_pages * self.page_size]
         pages = self.pages_of(sequence)[:num_pages]
         handle, existing, stored = self.cache.insert(

@@ -59,6 +59,11 @@ class Packer:
         record.decode_tokens = int((num_tokens == 1).sum())
         record.prefill_tokens = int(num_tokens.sum()) - record.decode_tokens
         record.recomputed_tokens = int(again.sum())
+        ends = launch.first_positions + num_tokens
+        record.kv_tokens = int(ends.sum())
+        # A row's new tokens attend to first + 1 .. end tokens.
+        twice_mean = (launch.first_positions + ends + 1).astype(np.int64)
+        record.attended = int(num_tokens @ twice_mean) // 2
         table.computed_total[rows.slots] += num_tokens
         table.recomputed_total[rows.slots] += again
 

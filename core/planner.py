@@ -61,7 +61,8 @@ class Planner:
         state = self._state
         running = state.table.view(state.running)
         limit = state.config.max_num_batched_tokens
-        query = BatchQuery(running, len(state.waiting), limit, state.now_s, record.step, replanning)
+        facts = len(state.waiting), limit, state.now_s, record.step, replanning, state.step_time
+        query = BatchQuery(running, *facts)
         decision, plugin = state.hooks.decide("decide_batch", query)
         record.batch_plugin, record.batch_reason = plugin, decision.reason
         return self._checked(decision, query, plugin)

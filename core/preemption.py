@@ -26,6 +26,7 @@ def ask_victims(
         random=np.random.default_rng([state.seed & 0xFFFFFFFF, record.step]),
         now_s=state.now_s,
         step=record.step,
+        step_time=state.step_time,
     )
     ask = state.hooks.ask("decide_preemption", query)
     if ask is None and cause is not Cause.PAGES:

@@ -1,5 +1,5 @@
-"""Interfaces of the objects that `build_*` hooks return and the core calls; models and attention,
-which an executor calls, are in core/model_protocols.py. Tensors are Any: no torch here."""
+"""Interfaces of the objects that `build_*` hooks return and the core calls. Models and attention,
+which an executor calls, are in plugins/shared/model_protocols.py."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
@@ -142,8 +142,16 @@ class PrefixCache(Protocol):
         difference. Strict mode calls it after every step."""
 
 
+class StepTimeModel(Protocol):
+    """Predicts how long a step takes."""
+
+    def seconds(self, num_rows: Any, num_tokens: Any, kv_tokens: Any, attended: Any) -> Any:
+        """Seconds of steps with these figures of a StepRecord: numbers or arrays that broadcast."""
+
+
 class LengthPredictor(Protocol):
-    """Guesses output lengths."""
+    """Guesses output lengths. Requests show `forced_output` only if its plugin has a true attribute
+    `oracle`; the run is then labelled so."""
 
     def predict(self, request: Request) -> float:
         """Expected output tokens, asked once when the request arrives."""
@@ -223,12 +231,3 @@ class Server(Protocol):
 
     def close(self) -> None:
         """End the front ends."""
-
-
-class Workload(Protocol):
-    """Produces the requests of a run (plugins/workload/)."""
-
-    name: str
-
-    def requests(self, tokenizer: Any | None, vocab_size: int, seed: int) -> Sequence[Request]:
-        """All requests in order of arrival. Raises ConfigError for want of a tokenizer."""

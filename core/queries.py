@@ -30,12 +30,14 @@ class Hold(Enum):
 class OrderQuery:
     """Waiting requests that need a key: new, changed (preempted, a late token) or out of hold.
 
-    cached_tokens(ids): tokens of each that the prefix cache holds now, int32; computed on call."""
+    cached_tokens(ids): tokens of each that the prefix cache holds now, int32; computed on call.
+    request(id): what the client asked."""
 
     waiting: RequestTable
     now_s: float
     step: int
     cached_tokens: Callable[[Ids], NDArray[np.int32]]
+    request: Callable[[int], Request]
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,7 +69,8 @@ class AdmissionQuery:
     requests still need for tokens they already have. pages_reserved_at_once: what the allocator
     takes on admission (0 = on demand); allocatable(n): whether it can hand out n pages at once,
     evicting if needed. running: those running now, admitted ones included. waiting: how many wait,
-    this one included. request(id): what the client asked, of the candidate or a running one."""
+    this one included. request(id): what the client asked, of the candidate or a running one.
+    step_time: a core.protocols.StepTimeModel."""
 
     candidate: RequestTable
     cached_tokens: int
@@ -85,6 +88,7 @@ class AdmissionQuery:
     waiting: int
     now_s: float
     step: int
+    step_time: Any
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,7 +104,7 @@ class BatchQuery:
     """Choose this step's rows from `running`, in admission order; every row has remaining >= 1.
 
     waiting: requests still waiting. token_limit: engine.max_num_batched_tokens. replanning: True
-    when an earlier choice of this step did not fit memory."""
+    when an earlier choice of this step did not fit memory. step_time: a StepTimeModel."""
 
     running: RequestTable
     waiting: int
@@ -108,6 +112,7 @@ class BatchQuery:
     now_s: float
     step: int
     replanning: bool
+    step_time: Any
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,7 +140,7 @@ class PreemptionQuery:
     or if a waiting request lacks only the margin of the admission policy).
 
     beneficiary: a table of one waiting request for SLOTS and DISPLACE, else None. random: a
-    generator seeded by the run's seed and the step."""
+    generator seeded by the run's seed and the step. step_time: a core.protocols.StepTimeModel."""
 
     cause: Cause
     candidates: RequestTable
@@ -144,6 +149,7 @@ class PreemptionQuery:
     random: np.random.Generator
     now_s: float
     step: int
+    step_time: Any
 
 
 @dataclass(frozen=True, slots=True)
@@ -169,10 +175,12 @@ class CacheAdmissionQuery:
 
 @dataclass(frozen=True, slots=True)
 class CacheAdmissionDecision:
-    """Whether the request's pages are kept for reuse, with the reason."""
+    """Whether the request's pages are kept for reuse, with the reason. num_tokens: only whole pages
+    within its first so many tokens; None = all."""
 
     admit: bool
     reason: str = ""
+    num_tokens: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -203,6 +211,13 @@ class LengthPredictorQuery:
     """seed of the run."""
 
     seed: int
+
+
+@dataclass(frozen=True, slots=True)
+class StepTimeQuery:
+    """model() builds the model: its shape, for one who computes times from it."""
+
+    model: Callable[[], Any]
 
 
 @dataclass(frozen=True, slots=True)

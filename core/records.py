@@ -30,7 +30,8 @@ class StepRecord:
     A step's tokens: prefill_tokens + decode_tokens; recomputed_tokens (a part of the former) were
     computed before and lost to a preemption. num_rows: token streams that ran; rows: (request id,
     choice, tokens) of each, empty if the engine does not list them. graph_rows and attention: see
-    LaunchResult.
+    LaunchResult. kv_tokens: context that its rows read, their new tokens included; attended: pairs
+    of a new token and a token it attends to.
     Pages: pages_free + pages_tree + pages_request = pool_pages. pages_evictable of pages_tree are
     unlocked. used_tokens: slots of request pages that hold a live token; the rest of them is waste.
     external_tokens: free slots that a refused allocation could not use (contiguous), else 0."""
@@ -48,6 +49,8 @@ class StepRecord:
     decode_tokens: int = 0
     recomputed_tokens: int = 0
     sampled_tokens: int = 0
+    kv_tokens: int = 0
+    attended: int = 0
     duplicate_prefill_tokens: int = 0
     pages_free: int = 0
     pages_tree: int = 0

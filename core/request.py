@@ -147,7 +147,7 @@ class Sequence:
     page_keys: NDArray[np.uint64] = field(default_factory=lambda: np.empty(0, np.uint64))
     prefix: Any | None = None
     row: int | None = None
-    cacheable: bool | None = None  # decide_cache_admission's answer, None = not asked yet
+    cacheable: int | None = None  # leading pages that the cache may keep, None = not asked yet
     ending: FinishReason = FinishReason.length  # why it drains, once it does
     error: str = ""
 

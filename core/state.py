@@ -2,9 +2,11 @@
 
 Planning, settling and committing (planner.py, commit.py) are written in terms of these moves."""
 
+import logging
 from collections import Counter
-from collections.abc import Container
-from dataclasses import dataclass, field
+from collections.abc import Container, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -12,10 +14,10 @@ from numpy.typing import NDArray
 
 from core.clock import Clock
 from core.config import EngineConfig
-from core.errors import RequestError
+from core.errors import PolicyError, RequestError, described
 from core.hooks import Hooks
 from core.memory import KVMemory
-from core.protocols import LengthPredictor
+from core.protocols import LengthPredictor, StepTimeModel
 from core.queries import CacheAdmissionQuery
 from core.records import Choice, ChoiceRecord, RequestRecord, StepRecord
 from core.request import FinishReason, Request, Sequence
@@ -23,11 +25,12 @@ from core.table import SequenceTable, State
 from core.waiting import WaitingQueue
 
 CORE = "core"  # the plugin name of decisions the core makes itself
+logger = logging.getLogger(__name__)
 
 
 @dataclass(slots=True, eq=False)
 class Live:
-    """A request that has not ended: its record and its live sequences."""
+    """A request that has not ended: as plugins see it, its record, its live sequences."""
 
     request: Request
     record: RequestRecord
@@ -45,13 +48,16 @@ class EngineState:
     table: SequenceTable
     memory: KVMemory
     predictor: LengthPredictor
+    step_time: StepTimeModel
     vocab_size: int
     max_model_len: int
     model_end_tokens: tuple[int, ...]
+    contains_faults: bool
     waiting: WaitingQueue = field(init=False)
     running: NDArray[np.int64] = field(default_factory=lambda: np.empty(0, np.int64))
     live: dict[str, Live] = field(default_factory=dict)
     ended: list[Live] = field(default_factory=list)  # since the last StepEvent
+    faults: dict[str, str] = field(default_factory=dict)  # requests to fail at the next step, why
     finish_counts: Counter[str] = field(default_factory=Counter)
     admissions: int = 0
     now_s: float = 0.0  # start of the step, or when its launch was collected
@@ -65,7 +71,9 @@ class EngineState:
             request.request_id, request.client, request.arrival_s, len(request.prompt)
         )
         record.choices = [ChoiceRecord() for _ in range(request.params.n)]
-        live = Live(request, record)
+        # A forced length is the truth, which only an oracle may know.
+        shown = request if request.forced_output is None else replace(request, forced_output=None)
+        live = Live(shown, record)
         self.live[request.request_id] = live
         error = self._never_fits(request)
         if error:
@@ -73,13 +81,32 @@ class EngineState:
         elif request.output_limit == 0 and request.params.prompt_logprobs is None:
             self.end(live, FinishReason.length)
         else:
-            sequence = self.table.add(
-                request, 0, record.choices[0], self.predictor.predict(request)
-            )
+            predicted = float(request.params.max_tokens)
+            with self.contained(request.request_id):
+                predicted = self.predictor.predict(request if self.hooks.oracle else shown)
+            sequence = self.table.add(request, 0, record.choices[0], predicted)
             self.table.forks[sequence.slot] = request.params.n - 1
             live.sequences.append(sequence)
             self.waiting.push(sequence.id)
         return live
+
+    def shown(self, id: int) -> Request:
+        """What the client of a live sequence asked, as plugins may see it."""
+        return self.live[self.table.of(id).request.request_id].request
+
+    @contextmanager
+    def contained(self, request_id: str) -> Iterator[None]:
+        """Around a hook that concerns one request. Where faults are contained, what it raises is
+        logged and fails that request at the next step; elsewhere it goes on to the caller."""
+        try:
+            yield
+        except Exception as error:
+            if not self.contains_faults:
+                raise
+            text = f"request {request_id!r} failed: {described(error)}"
+            logger.error("%s", text, exc_info=error)
+            if request_id in self.live:
+                self.faults[request_id] = text
 
     def validate(self, request: Request, queued: Container[str] = ()) -> None:
         """Raise RequestError for a request that is malformed for this engine. queued: ids yet to
@@ -120,7 +147,8 @@ class EngineState:
         live.record.finished_s = self.now_s
         del self.live[live.request.request_id]
         self.finish_counts[reason.value] += 1
-        self.predictor.observe(live.record)
+        with self.contained(live.request.request_id):
+            self.predictor.observe(live.record)
         self.ended.append(live)
 
     def drain(self, sequence: Sequence) -> int:
@@ -164,8 +192,11 @@ class EngineState:
     def may_cache(self, sequence: Sequence) -> bool:
         """Ask once whether the sequence's pages may enter the prefix cache."""
         if sequence.cacheable is None:
-            sequence.cacheable = self.memory.uses_cache(sequence) and self._ask_to_cache(sequence)
-        return sequence.cacheable
+            sequence.cacheable = 0
+            if self.memory.uses_cache(sequence):
+                with self.contained(sequence.request.request_id):
+                    sequence.cacheable = self._ask_to_cache(sequence)
+        return sequence.cacheable > 0
 
     def note(
         self,
@@ -215,9 +246,13 @@ class EngineState:
             )
         return ""
 
-    def _ask_to_cache(self, sequence: Sequence) -> bool:
-        record = self.live[sequence.request.request_id].record
+    def _ask_to_cache(self, sequence: Sequence) -> int:
+        live = self.live[sequence.request.request_id]
         known = int(self.table.known[sequence.slot])
-        query = CacheAdmissionQuery(sequence.request, known, record.cached_tokens, self.now_s)
-        decision, _ = self.hooks.decide("decide_cache_admission", query)
-        return bool(decision.admit)
+        query = CacheAdmissionQuery(live.request, known, live.record.cached_tokens, self.now_s)
+        decision, plugin = self.hooks.decide("decide_cache_admission", query)
+        most = self.max_model_len if decision.num_tokens is None else decision.num_tokens
+        if most < 0:
+            where = f"decide_cache_admission of {plugin}"
+            raise PolicyError(f"{where}: num_tokens must be >= 0 or None, got {most}")
+        return most // self.memory.page_size if decision.admit else 0

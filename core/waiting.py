@@ -9,10 +9,11 @@ from numpy.typing import NDArray
 
 from core.errors import PolicyError
 from core.queries import Hold, OrderDecision, OrderQuery
-from core.request import SLOT_MASK
+from core.request import SLOT_MASK, Request
 from core.table import SequenceTable
 
 Key = tuple[float, ...]
+CachedTokens = Callable[[NDArray[np.int64]], NDArray[np.int32]]
 
 
 class WaitingQueue:
@@ -57,18 +58,18 @@ class WaitingQueue:
     def refresh(
         self,
         decide: Callable[[OrderQuery], tuple[OrderDecision, str]],
-        cached_tokens: Callable[[NDArray[np.int64]], NDArray[np.int32]],
+        facts: tuple[CachedTokens, Callable[[int], Request]],
         now_s: float,
         step: int,
     ) -> None:
         """Ask for the keys that are missing or ran out, and sort them in. decide: returns the
-        decision and its plugin's name."""
+        decision and its plugin's name. facts: the query's cached_tokens and request."""
         self._expire(now_s)
         if not self._unkeyed:
             return
         ids = np.fromiter(self._unkeyed, np.int64, len(self._unkeyed))
         view = self._table.view(ids & SLOT_MASK)
-        decision, plugin = decide(OrderQuery(view, now_s, step, cached_tokens))
+        decision, plugin = decide(OrderQuery(view, now_s, step, *facts))
         keys = _checked_keys(decision, len(ids), plugin)
         self._sort_in(ids, keys, decision.hold)
 

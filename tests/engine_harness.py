@@ -29,6 +29,7 @@ from plugins.executor.fake import Fake
 from plugins.order.fcfs import Fcfs
 from plugins.predictor.max_tokens_share import MaxTokensShare
 from plugins.preemption.last_admitted import LastAdmitted
+from plugins.step_time.fixed import Fixed
 
 VOCAB = 1000
 LONGEST = 4096  # tokens drawn for every prompt, of which it uses the first
@@ -47,6 +48,7 @@ def make_engine(
     strict: bool = True,
     seed: int = 0,
     plugins: dict[str, object] | None = None,
+    contains_faults: bool = False,
     **defaults: object,
 ) -> Engine:
     """An engine in strict mode under virtual time. `defaults` replace the plugins behind the hooks
@@ -61,6 +63,7 @@ def make_engine(
         "evictor": Lru(),
         "cache_admission": AdmitAll(),
         "predictor": MaxTokensShare(),
+        "step_time": Fixed(),
         "executor": Fake(
             vocab_size=VOCAB, max_model_len=max_model_len, end_token_ids=end_token_ids
         ),
@@ -76,7 +79,8 @@ def make_engine(
         strict=strict,
     )
     behind = {role: plugin for role, plugin in roles.items() if plugin is not None}
-    return build_engine(Hooks(behind, plugins or {}), config, seed, VirtualClock())
+    hooks = Hooks(behind, plugins or {})
+    return build_engine(hooks, config, seed, VirtualClock(), contains_faults=contains_faults)
 
 
 def prompt(name: str, length: int) -> np.ndarray:

@@ -37,6 +37,7 @@ from plugins.model.ops import TorchOps
 from plugins.order.fcfs import Fcfs
 from plugins.predictor.max_tokens_share import MaxTokensShare
 from plugins.preemption.last_admitted import LastAdmitted
+from plugins.step_time.fixed import Fixed
 from tests.kernels.ordered_dot import ordered_dot  # noqa: F401
 from tests.test_equality import Shared
 from tests.tiny_models import random_prompts, save_tiny
@@ -67,7 +68,8 @@ def load(folder, ops, device="cpu", dtype="float32"):
 
 def make(model, parts, slice_tokens=1024, cache=NoCache, seqs=16, pool_tokens=8192, device="cpu"):
     plugins = [Fcfs(), PromptFits(growth_share=0), Chunked(slice_tokens), LastAdmitted()]
-    plugins += [Paged(4), cache(), Lru(), AdmitAll(), MaxTokensShare(), Shared(model), *parts]
+    plugins += [Paged(4), cache(), Lru(), AdmitAll(), MaxTokensShare(), Fixed()]
+    plugins += [Shared(model), *parts]
     config = EngineConfig(
         max_num_seqs=seqs,
         max_num_batched_tokens=1024,

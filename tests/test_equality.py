@@ -36,6 +36,7 @@ from plugins.model.loader import HuggingFaceModel
 from plugins.order.fcfs import Fcfs
 from plugins.predictor.max_tokens_share import MaxTokensShare
 from plugins.preemption.last_admitted import LastAdmitted
+from plugins.step_time.fixed import Fixed
 from tests.pairwise import pairwise
 from tests.tiny_models import FAMILIES, random_prompts, reference_generate, save_tiny
 
@@ -65,7 +66,7 @@ def make(
 ) -> Engine:
     plugins = [Fcfs(), PromptFits(growth_share=0), BATCHING[batching](), LastAdmitted()]
     plugins += [Paged(page_size), CACHES[cache_name](), Lru(), AdmitAll(), MaxTokensShare()]
-    plugins += [TorchRunner(), PagedAttention(paged_decode, paged_extend), Shared(model)]
+    plugins += [Fixed(), TorchRunner(), PagedAttention(paged_decode, paged_extend), Shared(model)]
     config = EngineConfig(
         max_num_seqs=seqs,
         max_num_batched_tokens=budget,

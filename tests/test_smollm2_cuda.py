@@ -24,6 +24,7 @@ from plugins.model.smollm2 import SmolLM2
 from plugins.order.fcfs import Fcfs
 from plugins.predictor.max_tokens_share import MaxTokensShare
 from plugins.preemption.last_admitted import LastAdmitted
+from plugins.step_time.fixed import Fixed
 from tests.test_equality import Shared, generate, preemptions
 from tests.test_equality_smollm2 import smollm2
 
@@ -40,7 +41,7 @@ def engine_of(dtype, pool_tokens=4096, overlap=True):
     """The kernels and graphs of a GPU, chunks of 64 tokens."""
     model = SmolLM2(dtype=dtype, ops=FusedOps()).build_model(ModelQuery("cuda", 0, False))
     plugins = [Fcfs(), PromptFits(growth_share=0), Chunked(), LastAdmitted(), Paged(16), Radix()]
-    plugins += [Lru(), AdmitAll(), MaxTokensShare(), Shared(model)]
+    plugins += [Lru(), AdmitAll(), MaxTokensShare(), Fixed(), Shared(model)]
     plugins += [TorchRunner(paging=FusedPaging(), sampling=FusedSampling())]
     plugins += [PagedAttention(SplitKV(), extend, shared=SharedPrefix())]
     limits = {"max_num_seqs": 16, "max_num_batched_tokens": 64, "max_model_len": 256}

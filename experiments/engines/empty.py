@@ -55,7 +55,7 @@ class NullExecutor:
 
 
 class EmptyModel:
-    """core.model_protocols.Model and AttentionBackend without a layer: logits are zeros."""
+    """model_protocols.Model and AttentionBackend without a layer: logits are zeros."""
 
     name, num_layers, num_q_heads, num_kv_heads, head_dim = "empty", 1, 1, 1, 1
     vocab_size, max_model_len, end_token_ids, tokenizer = VOCAB, MAX_MODEL_LEN, (), None

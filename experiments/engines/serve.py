@@ -15,12 +15,12 @@ import numpy as np
 
 from core.engine import Engine
 from core.request import Request, SamplingParams
-from core.session import Session
 from experiments.engines.direct_hooks import DirectHooks
 from experiments.engines.workloads import warm_up_load
 from plugins.mode.bench import Bench
 from plugins.mode.outlet import Outlet
 from plugins.mode.step_totals import StepTotals
+from plugins.shared.session import Session
 from plugins.workload.file import File
 
 RESULTS = "results.jsonl"

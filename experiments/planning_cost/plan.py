@@ -27,6 +27,7 @@ from plugins.executor.fake import Fake
 from plugins.order.fcfs import Fcfs
 from plugins.predictor.max_tokens_share import MaxTokensShare
 from plugins.preemption.last_admitted import LastAdmitted
+from plugins.step_time.fixed import Fixed
 
 PROMPT_TOKENS = 200
 WARM_STEPS = 50
@@ -49,7 +50,8 @@ def reference_us() -> float:
 def decode_steps(running: int, page_size: int) -> dict[str, float]:
     """Median microseconds a part over decode-only steps of `running` requests."""
     plugins: list[object] = [Fcfs(), PromptFits(), Chunked(), LastAdmitted(), Paged(page_size)]
-    plugins += [Radix(), Lru(), AdmitAll(), MaxTokensShare(), Fake(max_model_len=2048, check=False)]
+    plugins += [Radix(), Lru(), AdmitAll(), MaxTokensShare(), Fixed()]
+    plugins += [Fake(max_model_len=2048, check=False)]
     config = EngineConfig(
         max_num_seqs=running, max_num_batched_tokens=8192, pool_tokens=running * 2048
     )

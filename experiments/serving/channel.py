@@ -38,6 +38,7 @@ from plugins.server.limits import Limits
 from plugins.server.settings import Settings
 from plugins.server.signals import StopSignals
 from plugins.server.workers import Workers
+from plugins.step_time.fixed import Fixed
 
 PROMPT_TOKENS = 16
 PAUSE_S = 0.005  # between first tokens: the engine is idle, and so are its caches
@@ -57,6 +58,7 @@ def make_engine(streams: int, tokens: int, step_s: float) -> Engine:
         "evictor": Lru(),
         "cache_admission": AdmitAll(),
         "predictor": MaxTokensShare(),
+        "step_time": Fixed(),
         "executor": Fake(vocab_size=1000, step_s=step_s, token_s=0.0, check=False),
     }
     config = EngineConfig(max_num_seqs=streams, max_num_batched_tokens=4096, pool_tokens=16 * pages)

@@ -27,8 +27,8 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from core.config import require
 from core.hookspecs import hookimpl
-from core.model_protocols import AttentionBatch
 from core.queries import AttentionQuery
+from plugins.shared.model_protocols import AttentionBatch
 
 if TYPE_CHECKING:
     from torch import Tensor  # the kernels bring torch; a run without a device never loads it
@@ -112,7 +112,7 @@ class PagedAttention:
 
 
 class PagedBackend:
-    """core.model_protocols.AttentionBackend over two kernels, or three. uses_sharing: it matters
+    """model_protocols.AttentionBackend over two kernels, or three. uses_sharing: it matters
     whether a batch's shares_prefix is right."""
 
     def __init__(

@@ -6,12 +6,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from core.model_protocols import AttentionBackend, KVTarget
 from plugins.executor.pool import KVPool
+from plugins.shared.model_protocols import AttentionBackend, KVTarget
 
 
 class LaunchAttention:
-    """core.model_protocols.Attend for one launch. slots: int64 [num_tokens], where its new K and V
+    """model_protocols.Attend for one launch. slots: int64 [num_tokens], where its new K and V
     go; plan: the backend's metadata; num_decode: rows of one token, which come first; has_chunks:
     longer ones follow, else only padding does, which gets zeros. side: a stream of a CUDA device,
     on which longer rows are served while those are: one kernel keeps the matrix units busy, the
@@ -48,7 +48,7 @@ class LaunchAttention:
     def __call__(
         self, layer: int, q: Tensor, k: Tensor, v: Tensor, scale: float, window: int | None
     ) -> Tensor:
-        """Attend over the pool, which holds k and v already. See core.model_protocols.Attend."""
+        """Attend over the pool, which holds k and v already. See model_protocols.Attend."""
         cache, plan = self._pool.layer(layer), self._plan
         queries, split = self._pool.as_queries(q), self._num_decode
 

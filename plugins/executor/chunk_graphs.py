@@ -12,9 +12,9 @@ from rich.console import Console
 from rich.progress import Progress
 from torch import Tensor
 
-from core.model_protocols import Attend, KVTarget
 from plugins.executor.graphs import Capture, Graph
 from plugins.executor.pool import KVPool
+from plugins.shared.model_protocols import Attend, KVTarget
 
 SMALLEST, EVERY, COARSE = 16, 512, 1024
 """Sizes from SMALLEST tokens on, above COARSE every so many."""

@@ -8,13 +8,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from core.model_protocols import AttentionBackend, AttentionBatch, Model
 from plugins.executor.attend import LaunchAttention
 from plugins.executor.chunk_graphs import ChunkGraphs
 from plugins.executor.paging import Paging
 from plugins.executor.pool import KVPool
 from plugins.executor.sampler import COLUMNS
 from plugins.executor.sampling import SamplingKernels
+from plugins.shared.model_protocols import AttentionBackend, AttentionBatch, Model
 
 
 @dataclass(frozen=True, slots=True, eq=False)

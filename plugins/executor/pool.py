@@ -5,7 +5,7 @@ import torch
 from torch import Tensor
 
 from core.launch import PoolLayout
-from core.model_protocols import KVTarget
+from plugins.shared.model_protocols import KVTarget
 
 FLOAT8 = torch.float8_e4m3fn
 FLOAT8_LIMIT = torch.finfo(FLOAT8).max

@@ -1,6 +1,6 @@
 """What of a model sets the least time of a step."""
 
-from core.model_protocols import Model
+from plugins.shared.model_protocols import Model
 
 
 def model_shape(model: Model) -> dict[str, int] | None:

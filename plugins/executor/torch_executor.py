@@ -13,7 +13,6 @@ from core.clock import Clock
 from core.config import require
 from core.errors import InvariantError
 from core.launch import Launch, LaunchResult, PoolLayout
-from core.model_protocols import AttentionBackend, Model
 from core.queries import ExecutorQuery
 from plugins.executor import pool_size
 from plugins.executor.capture import capture_graphs
@@ -35,12 +34,13 @@ from plugins.executor.results import InFlight, no_token
 from plugins.executor.sampling import SamplingKernels
 from plugins.executor.shape import model_shape
 from plugins.executor.warm_up import SAMPLED, warm_up_decodes, warm_up_launches
+from plugins.shared.model_protocols import AttentionBackend, Model
 
 MAX_IN_FLIGHT = 2
 
 
 class TorchExecutor:
-    """core.protocols.Executor over a core.model_protocols.Model."""
+    """core.protocols.Executor over a model_protocols.Model."""
 
     def __init__(
         self,

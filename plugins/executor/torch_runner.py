@@ -7,11 +7,11 @@ import torch
 
 from core.config import require
 from core.hookspecs import hookimpl
-from core.model_protocols import Model
 from core.queries import ExecutorQuery
 from plugins.executor.deterministic import check_model, checked
 from plugins.executor.pool import FLOAT8
 from plugins.executor.torch_executor import TorchExecutor
+from plugins.shared.model_protocols import Model
 
 DTYPES = {
     "float32": torch.float32,

@@ -11,7 +11,6 @@ from core.config import require
 from core.engine import Engine
 from core.queries import SinkQuery
 from core.request import Request
-from core.session import Session
 from plugins.mode.device_lock import device_lock
 from plugins.mode.outlet import Outlet
 from plugins.mode.progress import ProgressBar
@@ -19,6 +18,7 @@ from plugins.mode.running import running
 from plugins.mode.step_totals import StepTotals
 from plugins.mode.summary import summarise, summary_of_hooks
 from plugins.mode.warm_up import warm_up
+from plugins.shared.session import Session
 
 LOCKS = ("fail", "wait", "off")
 logger = logging.getLogger(__name__)

@@ -14,8 +14,8 @@ from rich.table import Table
 
 from core.config import require
 from core.errors import ConfigError
-from core.session import Session
 from plugins.mode.story import Event, counted, tell
+from plugins.shared.session import Session
 
 PLAIN_WIDTH = 120  # columns when the output is no terminal
 

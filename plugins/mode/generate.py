@@ -10,9 +10,9 @@ from core.config import require
 from core.engine import Engine
 from core.errors import ConfigError
 from core.request import Request, SamplingParams
-from core.session import Session
 from plugins.mode.text_stream import TextStream
 from plugins.shared.metrics import e2e_s, ttft_s
+from plugins.shared.session import Session
 
 REQUEST_ID = "prompt"
 

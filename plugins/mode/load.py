@@ -13,7 +13,6 @@ from core.config import require
 from core.errors import ConfigError
 from core.queries import SinkQuery
 from core.request import Request
-from core.session import Session
 from plugins.mode.load_body import PROMPTS, Bodies
 from plugins.mode.load_client import LoadClient
 from plugins.mode.load_replay import Replay
@@ -22,6 +21,7 @@ from plugins.mode.progress import ProgressBar
 from plugins.mode.step_totals import StepTotals
 from plugins.mode.summary import distribution, summarise, summary_of_hooks
 from plugins.shared.event_loop import allow_many_files, run_loop
+from plugins.shared.session import Session
 
 LATE_S = 0.1  # from here on the driver's own delay is worth a warning
 logger = logging.getLogger(__name__)

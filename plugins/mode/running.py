@@ -8,12 +8,12 @@ from core.build import build_engine
 from core.clock import RealClock
 from core.config import Records
 from core.engine import Engine
-from core.session import Session
 from plugins.mode.outlet import Outlet
+from plugins.shared.session import Session
 
 
 @contextmanager
-def running(session: Session) -> Iterator[tuple[Engine, Outlet]]:
+def running(session: Session, contains_faults: bool = False) -> Iterator[tuple[Engine, Outlet]]:
     """Build it, and close it however the mode ends. In real time on a CUDA device sinks have a
     thread of their own; on a CPU nothing is waited for, and it would only compete with the
     engine's."""
@@ -28,6 +28,7 @@ def running(session: Session) -> Iterator[tuple[Engine, Outlet]]:
         session.progress,
         [outlet],
         record_rows=session.records is Records.full,
+        contains_faults=contains_faults,
     )
     # What start-up left stays to the end: no collection needs to go through it.
     gc.collect()

@@ -9,13 +9,13 @@ from core.errors import ConfigError
 from core.protocols import Server
 from core.queries import ServerQuery, SinkQuery
 from core.request import FinishReason
-from core.session import Session
 from plugins.mode.bench import Compiled
 from plugins.mode.outlet import Outlet
 from plugins.mode.running import running
 from plugins.mode.serve_loop import ServeLoop
 from plugins.mode.summary import summarise, summary_of_hooks
 from plugins.mode.warm_up import warm_up
+from plugins.shared.session import Session
 
 
 class Serve:
@@ -35,7 +35,7 @@ class Serve:
         the fault is raised. Raises ConfigError under a simulated clock."""
         if not isinstance(session.clock, RealClock):
             raise ConfigError("mode serve needs clock=real: clients live in real time")
-        with running(session) as (engine, outlet):
+        with running(session, contains_faults=True) as (engine, outlet):
             session.run.manifest["executor"] = engine.executor.describe()
             if self.warmup:
                 warm_up(engine)

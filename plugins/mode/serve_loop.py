@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from core.engine import Engine
-from core.errors import EngineStoppedError, RequestError
+from core.errors import EngineStoppedError, RequestError, described
 from core.protocols import Server
 from core.queries import StepEvent
 from core.records import RequestRecord
@@ -133,8 +133,7 @@ class ServeLoop:
             self.recent.append(record)
 
     def _fail(self, error: Exception) -> None:
-        text = f"{type(error).__name__}: {error}"
-        self._reason = "; ".join([f"the engine stopped: {text}", *getattr(error, "__notes__", [])])
+        self._reason = f"the engine stopped: {described(error)}"
         self.fault = error
         logger.error("%s; %d requests end", self._reason, len(self._open), exc_info=error)
         for request_id in sorted(self._open):

@@ -11,7 +11,6 @@ from typing import Any
 import torch
 
 from core.errors import ConfigError
-from core.model_protocols import Model
 from core.queries import ModelQuery
 from plugins.model import fallback
 from plugins.model.checkpoint import (
@@ -38,6 +37,7 @@ from plugins.model.ops import LayerOps, TorchOps
 from plugins.model.remote import download_snapshot, read_gguf
 from plugins.model.spec import FAMILIES, DecoderSpec, decoder_spec
 from plugins.model.weights import allocate, fill_random
+from plugins.shared.model_protocols import Model
 
 HUB_ID = re.compile(r"[\w.-]+(/[\w.-]+)?")
 

@@ -14,12 +14,12 @@ import torch
 import torch.nn.functional as F  # noqa: N812
 from torch import Tensor
 
-from core.model_protocols import Attend
 from plugins.model.facts import ModelFacts
 from plugins.model.ops import LayerOps, TorchOps
 from plugins.model.rope import Rotary
 from plugins.model.spec import DecoderSpec
 from plugins.model.weights import LayerWeights, Weights
+from plugins.shared.model_protocols import Attend
 
 Rotation = tuple[Tensor, Tensor]
 
@@ -35,7 +35,7 @@ class _Layer:
 
 
 class Decoder:
-    """A core.model_protocols.Model. Inference only: the caller holds torch.inference_mode."""
+    """A model_protocols.Model. Inference only: the caller holds torch.inference_mode."""
 
     def __init__(
         self,

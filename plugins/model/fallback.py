@@ -23,10 +23,10 @@ import torch.nn.functional as F  # noqa: N812
 from torch import Tensor
 
 from core.errors import ConfigError
-from core.model_protocols import Attend, KVTarget
 from plugins.model.checkpoint import listed
 from plugins.model.facts import ModelFacts
 from plugins.model.spec import FAMILIES
+from plugins.shared.model_protocols import Attend, KVTarget
 
 INTERFACE = "tritium"
 # Arguments of transformers' attention functions that change the result and that `attend` has no
@@ -59,7 +59,7 @@ class _Binding:
 
 
 class TransformersModel:
-    """A core.model_protocols.Model around a transformers model, with its device and dtype."""
+    """A model_protocols.Model around a transformers model, with its device and dtype."""
 
     def __init__(self, model: Any, facts: ModelFacts) -> None:
         """Binds `model` and proves it on a dry run. Raises ConfigError naming the architecture and
@@ -94,7 +94,7 @@ class TransformersModel:
     def forward(
         self, token_ids: Tensor, positions: Tensor, attend: Attend, logits_rows: Tensor
     ) -> Tensor:
-        """See core.model_protocols.Model. `attend` gets transposed views: the last dimension is
+        """See model_protocols.Model. `attend` gets transposed views: the last dimension is
         contiguous."""
         self._binding.attend = attend
         try:

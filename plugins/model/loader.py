@@ -6,8 +6,8 @@ from typing import Any
 
 from core.errors import ConfigError
 from core.hookspecs import hookimpl
-from core.model_protocols import Model
 from core.queries import ModelQuery
+from plugins.shared.model_protocols import Model
 
 LOADS = ("weights", "dummy")
 IMPLEMENTATIONS = ("auto", "decoder", "transformers")

@@ -3,9 +3,9 @@
 from typing import Any
 
 from core.hookspecs import hookimpl
-from core.model_protocols import Model
 from core.queries import ModelQuery
 from plugins.model.loader import LoadSettings
+from plugins.shared.model_protocols import Model
 
 
 class SmolLM2:

@@ -8,9 +8,9 @@ from core.clock import VirtualClock
 from core.config import EngineConfig, Records
 from core.hookspecs import hookimpl
 from core.records import RunInfo
-from core.session import Session
 from core.table import FACTS, RequestTable
 from plugins.mode.bench import Bench
+from plugins.shared.session import Session
 from tests.engine_harness import Arrival, Outcome, make_engine, run
 
 

@@ -4,8 +4,10 @@ is used. One `test_hook_<name>` a hook; the last tests see to it that none is fo
 from pathlib import Path
 
 import numpy as np
+import pytest
 
 from core import queries
+from core.errors import PolicyError
 from core.queries import (
     AdmissionDecision,
     BatchDecision,
@@ -15,10 +17,12 @@ from core.queries import (
     PreemptionDecision,
     Verdict,
 )
+from plugins.admission.prompt_fits import PromptFits
 from plugins.allocator.paged import PagedAllocator
 from plugins.cache.lru import LruEvictor
 from plugins.cache.radix import RadixTree
 from plugins.executor.fake import Fake
+from plugins.step_time.fixed import Fixed
 from tests.core.hook_spies import LoggingSink, play_bench, spied, spy
 from tests.engine_harness import Arrival, finish, make_engine, run
 from tests.plugins.mode.mode_session import VOCAB
@@ -109,6 +113,16 @@ def test_hook_decide_cache_admission():
     assert out.records["B2"].cached_tokens == 48
 
 
+def test_hook_decide_cache_admission_of_a_leading_part():
+    answer = CacheAdmissionDecision(True, num_tokens=47)  # two whole pages of 16
+    arrivals = [Arrival(0, "A", 60, 20), Arrival(30, "A2", 60, 2, ("A", 60))]
+    out = spied(spy("decide_cache_admission", lambda q: answer), arrivals)
+    assert out.records["A2"].cached_tokens == 32
+    wrong = spy("decide_cache_admission", lambda q: CacheAdmissionDecision(True, num_tokens=-1))
+    with pytest.raises(PolicyError, match="of spy: num_tokens must be >= 0 or None, got -1"):
+        spied(wrong, arrivals)
+
+
 def built(hook, make, **defaults):
     """An engine whose `hook` is answered by a spy with `make(query)`."""
     seen = spy(hook, make)
@@ -164,6 +178,53 @@ def test_hook_build_length_predictor():
     assert engine.state.table.view(engine.state.running).predicted_output.tolist() == [7.0]
     finish(engine)
     assert predictor.observed == [("A", 20)]
+
+
+@pytest.mark.parametrize("oracle", [False, True])
+def test_a_forced_length_is_shown_to_an_oracle_alone(oracle):
+    class Predictor:
+        def predict(self, request):
+            return float(request.forced_output or 0)
+
+        def observe(self, record):
+            pass
+
+    shown = []
+    spies = {
+        "decide_order": lambda q: [shown.append(q.request(int(i))) for i in q.waiting.id] and None,
+        "decide_admission": lambda q: shown.append(q.request(int(q.candidate.id[0]))),
+        "decide_cache_admission": lambda q: shown.append(q.request),
+        "on_request_arrived": lambda q: shown.append(q.request),
+        "on_request_finished": lambda q: shown.append(q.request),
+    }
+    plugins = {hook: spy(hook, answer) for hook, answer in spies.items()}
+    plugins["guess"] = spy("build_length_predictor", lambda q: Predictor(), oracle=oracle)
+    engine = make_engine(plugins=plugins)
+    engine.submit(Arrival(0, "A", 20, 9, fields={"forced_output": 7}).request())
+    engine.step()
+    assert engine.hooks.oracle is oracle
+    predicted = engine.state.table.view(engine.state.running).predicted_output
+    assert predicted.tolist() == [7.0 if oracle else 0.0]
+    finish(engine)
+    assert engine.records["A"].output_tokens == 7
+    assert [(r.request_id, r.forced_output) for r in shown] == [("A", None)] * len(spies)
+
+
+def test_hook_build_step_time_model():
+    given = []
+    asking = {
+        "decide_batch": lambda q: given.append(q.step_time),
+        "decide_admission": lambda q: given.append(q.step_time),
+        "decide_preemption": lambda q: given.append(q.step_time),
+    }
+    plugins = {hook: spy(hook, answer) for hook, answer in asking.items()}
+    model = Fixed(step_s=3.0)
+    plugins["model"] = seen = spy("build_step_time_model", lambda q: model)
+    engine = make_engine(pages=8, plugins=plugins, admission=PromptFits(growth_share=0))
+    run(engine, [Arrival(0, "A", 60, 40), Arrival(0, "B", 50, 40)])
+    assert len(seen.asked) == 1
+    assert plugins["decide_preemption"].asked
+    assert all(one is model for one in given)
 
 
 def executor_that_wants(*parts):

@@ -36,7 +36,7 @@ class Bench:
 
     def refresh(self, now_s=0.0, step=0):
         self.asked.clear()
-        self.queue.refresh(self.decide, lambda ids: None, now_s, step)
+        self.queue.refresh(self.decide, (lambda ids: None, lambda one: None), now_s, step)
         return [self.queue.at(index) for index in range(len(self.queue))]
 
 

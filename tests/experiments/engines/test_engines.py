@@ -234,10 +234,19 @@ def test_report_splits_the_time_of_runs_without_a_profiler():
     assert "| decode |" not in made["m"]
 
 
-def test_engine_that_hangs_is_stopped_at_the_limit(tmp_path):
-    script = "import os, time; open('pid', 'w').write(str(os.getpid())); time.sleep(60)"
-    assert not run._run([sys.executable, "-c", script], {}, tmp_path, 1.5)
-    assert not Path(f"/proc/{(tmp_path / 'pid').read_text()}").exists()
+def test_engine_that_hangs_is_stopped_at_the_limit(tmp_path, monkeypatch):
+    started: list[subprocess.Popen[bytes]] = []
+    real = subprocess.Popen
+
+    def noted(*arguments, **options):
+        started.append(real(*arguments, **options))
+        return started[-1]
+
+    monkeypatch.setattr(subprocess, "Popen", noted)
+    script = "import time; time.sleep(600)"
+    assert not run._run([sys.executable, "-c", script], {}, tmp_path, 0.3)
+    assert started[0].returncode == -signal.SIGKILL
+    assert not Path(f"/proc/{started[0].pid}").exists()
 
 
 @pytest.mark.parametrize("argument", ["nano", "--modle=x"])

@@ -30,6 +30,7 @@ from plugins.executor.torch_runner import TorchRunner
 from plugins.order.fcfs import Fcfs
 from plugins.predictor.max_tokens_share import MaxTokensShare
 from plugins.preemption.last_admitted import LastAdmitted
+from plugins.step_time.fixed import Fixed
 from tests.plugins.executor.graph_run import BATCHES, NUM_ROWS, make, rerun, serve
 from tests.plugins.executor.launch_driver import GREEDY, Driver
 from tests.plugins.executor.toy_model import ToyModel, executor_query
@@ -278,7 +279,7 @@ class GraphRunner:
 
 def test_step_records_tell_the_graph_that_ran():
     plugins = [Fcfs(), PromptFits(growth_share=0), Chunked(), LastAdmitted(), Paged(4), Radix()]
-    plugins += [Lru(), AdmitAll(), MaxTokensShare(), GraphRunner()]
+    plugins += [Lru(), AdmitAll(), MaxTokensShare(), Fixed(), GraphRunner()]
     hooks = Hooks({type(plugin).__name__: plugin for plugin in plugins}, {})
     config = EngineConfig(max_num_seqs=4, pool_tokens=256, overlap=True, strict=True)
     engine = build_engine(hooks, config, 0, RealClock())

@@ -40,6 +40,7 @@ from plugins.executor.torch_runner import TorchRunner
 from plugins.order.fcfs import Fcfs
 from plugins.predictor.max_tokens_share import MaxTokensShare
 from plugins.preemption.last_admitted import LastAdmitted
+from plugins.step_time.fixed import Fixed
 from tests.engine_harness import finish
 from tests.plugins.executor.graph_run import make
 from tests.plugins.executor.launch_driver import Driver
@@ -196,7 +197,7 @@ def auto_engine(monkeypatch, free_bytes, cache=None, page_size=16, **limits):
     """On a CPU with so much memory free, of which the pool may take a half."""
     monkeypatch.setattr(pool_size, "free_memory", lambda: free_bytes)
     plugins = [Fcfs(), PromptFits(), Chunked(), LastAdmitted(), Paged(page_size), cache or Radix()]
-    plugins += [Lru(), AdmitAll(), MaxTokensShare(), TorchRunner(), Shared(ToyModel())]
+    plugins += [Lru(), AdmitAll(), MaxTokensShare(), Fixed(), TorchRunner(), Shared(ToyModel())]
     plugins.append(PagedAttention(paged_decode, paged_extend))
     hooks = Hooks({type(plugin).__name__: plugin for plugin in plugins}, {})
     config = EngineConfig(pool_tokens="auto", memory_share=0.5, strict=True, **limits)

@@ -10,7 +10,7 @@ from plugins.attention.paged import PagedAttention
 
 
 class ToyModel:
-    """core.model_protocols.Model: two attention layers (the second with a window), random weights,
+    """model_protocols.Model: two attention layers (the second with a window), random weights,
     fp32. The head has more rows than the vocabulary; the padding's logits are the largest."""
 
     name = "toy"

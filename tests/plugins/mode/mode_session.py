@@ -10,7 +10,6 @@ from core.hooks import Hooks
 from core.hookspecs import hookimpl
 from core.records import RunInfo
 from core.request import Request
-from core.session import Session
 from plugins.admission.prompt_fits import PromptFits
 from plugins.allocator.paged import Paged
 from plugins.batching.chunked import Chunked
@@ -21,7 +20,9 @@ from plugins.executor.fake import Fake
 from plugins.order.fcfs import Fcfs
 from plugins.predictor.max_tokens_share import MaxTokensShare
 from plugins.preemption.evict_shortest import EvictShortest
+from plugins.shared.session import Session
 from plugins.sink.files import Files
+from plugins.step_time.fixed import Fixed
 
 VOCAB = 300
 
@@ -86,6 +87,7 @@ def make_session(
         "evictor": Lru(),
         "cache_admission": AdmitAll(),
         "predictor": MaxTokensShare(),
+        "step_time": Fixed(),
         "executor": executor or Fake(vocab_size=VOCAB, max_model_len=512),
         "files": Files(),
     }

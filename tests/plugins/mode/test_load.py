@@ -7,6 +7,7 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -18,12 +19,13 @@ import pytest
 from core.clock import RealClock, VirtualClock
 from core.errors import ConfigError
 from core.request import Request, SamplingParams
-from core.session import Session
 from plugins.mode.load import Load
 from plugins.model.smollm2_files import model_folder
 from plugins.server.client import Busy
+from plugins.shared.session import Session
 from plugins.sink.figures import Figures
 from plugins.sink.timeline import Timeline
+from tests.patience import SOON_S
 from tests.plugins.mode.mode_session import Given, Recorder, make_session
 from tests.plugins.mode.odd_server import answering, refuse, stream
 from tests.plugins.server.asking import facts, with_facts
@@ -61,7 +63,7 @@ def live() -> Iterator[Live]:
 
 def test_every_token_is_recorded_with_its_time(live: Live, tmp_path: Path):
     requests = [ask("a", 5), ask("b", 9, 0.05, n=2, temperature=1.0), ask("c", 3, 0.1, logprobs=2)]
-    with live.scripted(step_s=0.02, delay_s=0.05):
+    with live.scripted(step_s=0.01, delay_s=0.05):
         summary, records = load(tmp_path, live.url, requests)
     assert {name: record.output_tokens for name, record in records.items()} == {
         "a": 5,
@@ -75,11 +77,10 @@ def test_every_token_is_recorded_with_its_time(live: Live, tmp_path: Path):
     assert summary["hit_rate"] == pytest.approx(3 / 24)
     assert summary["latency"]["ttft_s"]["count"] == 3
     for record in records.values():
-        assert 0.05 <= record.first_token_s - record.arrival_s < 1
+        assert record.first_token_s - record.arrival_s >= 0.05
         assert record.prompt_tokens == 8
         for choice in record.choices:
             assert np.diff(choice.times_s).min() >= 0
-            assert choice.times_s[-1] - choice.times_s[0] >= 0.02 * (len(choice.times_s) - 2)
     with open(tmp_path / "requests.csv", newline="") as lines:
         assert sorted(row["request_id"] for row in csv.DictReader(lines)) == ["a", "b", "c"]
     assert len(np.load(tmp_path / "tokens.npz")["time_s"]) == 26
@@ -87,20 +88,25 @@ def test_every_token_is_recorded_with_its_time(live: Live, tmp_path: Path):
 
 
 def test_requests_arrive_on_time_whatever_the_server_does(live: Live, tmp_path: Path):
+    """The server answers none before all are there."""
     requests = [ask(f"r{number}", 2, 0.02 * number) for number in range(20)]
-    with live.scripted(delay_s=0.8):
+    with live.scripted(held_at=0, opens_at=20, peak=0):
         summary, records = load(tmp_path, live.url, requests)
     assert summary["requests"]["completed"] == 20
-    assert 0 <= summary["load"]["late_s"]["p50"] < 0.1
-    assert summary["duration_s"] < 3  # one after the other would take 16 s
-    assert min(record.first_token_s for record in records.values()) > 0.8
+    assert summary["load"]["late_s"]["count"] == 20
+    assert min(record.first_token_s for record in records.values()) >= requests[-1].arrival_s
+    assert [records[one.request_id].arrival_s for one in requests] == pytest.approx(
+        [one.arrival_s for one in requests]
+    )
 
 
 def test_connections_that_are_short_count_as_time(live: Live, tmp_path: Path):
-    with live.scripted(delay_s=0.2):
+    with live.scripted(delay_s=0.2, peak=0) as client:
         _, records = load(tmp_path, live.url, [ask("a"), ask("b")], max_connections=1)
+        assert client.peak == 1
     first = sorted(record.first_token_s for record in records.values())
-    assert 0.2 < first[0] < 0.4 < first[1]
+    assert first[0] >= 0.2
+    assert first[1] >= 0.4
 
 
 def test_fields_are_those_of_the_workload(live: Live, tmp_path: Path):
@@ -177,7 +183,6 @@ def test_faults_of_a_server_end_their_requests_alone(tmp_path: Path):
         "broken": lambda handler: refuse(handler, 500, "oh"),
         "left": lambda handler: stream(handler, begun),
         "gone": lambda handler: handler.connection.shutdown(socket.SHUT_RDWR),
-        "silent": lambda handler: time.sleep(1.5),
         "error": lambda handler: stream(handler, begun, {"error": {"message": "stopped"}}),
         "bad": lambda handler: stream(handler, begun, "data: {nonsense\n\n"),
         "plain": lambda handler: (
@@ -193,29 +198,38 @@ def test_faults_of_a_server_end_their_requests_alone(tmp_path: Path):
         answers[names[body["max_tokens"] - 1]](handler)
 
     with answering(answer) as url:
-        summary, records = load(tmp_path, url, requests, timeout_s=0.7)
+        summary, records = load(tmp_path, url, requests)
     reasons = {name: record.finish_reason for name, record in records.items()}
     assert reasons.pop("good") == "length"
-    assert reasons.pop("silent") == "abort"
     assert {name for name in reasons if reasons[name] != "error"} == set()
     assert summary["load"]["errors"] == {
         "http_429": 1,
         "http_500": 1,
         "cut_short": 1,
         "disconnected": 1,
-        "timeout": 1,
         "error_event": 1,
         "bad_event": 1,
         "no_stream": 1,
     }
     assert records["busy"].error == "429: the queue is full"
     assert records["error"].error == "stopped"
-    assert "mode.timeout_s = 0.7" in records["silent"].error
     assert all(records[name].error for name in reasons)
     assert records["left"].output_tokens == 1
     assert summary["tokens"]["output_of_incomplete"] == 3
     assert summary["requests"]["completed"] == 1
     assert summary["requests"]["accepted"] == len(names)
+
+
+def test_server_that_stays_silent_is_left_after_the_timeout(tmp_path: Path):
+    answered, recorder = threading.Event(), Recorder()
+    with answering(lambda *_: answered.wait(SOON_S)) as url:
+        session = session_of(tmp_path, [ask("a")], recorder=recorder)
+        with pytest.raises(ConfigError, match=r"mode\.timeout_s = 0\.2"):
+            Load(url, vocab_size=9, timeout_s=0.2).run(session)
+        answered.set()
+    (record,) = recorder.requests
+    assert record.finish_reason == "abort"
+    assert "mode.timeout_s = 0.2" in record.error
 
 
 def test_run_in_which_nothing_completes_fails_and_keeps_its_records(live: Live, tmp_path: Path):
@@ -234,20 +248,27 @@ def test_run_in_which_nothing_completes_fails_and_keeps_its_records(live: Live, 
 
 def test_interrupt_keeps_what_has_ended(tmp_path: Path):
     before = signal.signal(signal.SIGINT, signal.default_int_handler)
-    recorder = Recorder()
+    recorder, ended = Recorder(), threading.Event()
     chunk = {"choices": [{"index": 0, "text": "x"}]}
 
     def answer(handler: Any, body: dict[str, Any]) -> None:
         if body["max_tokens"] == 1:
             return stream(handler, chunk, FINISH)
         stream(handler, chunk)
+        end_s = time.monotonic() + SOON_S
+        while not recorder.requests and time.monotonic() < end_s:
+            time.sleep(0.01)
         os.kill(os.getpid(), signal.SIGINT)
-        return time.sleep(0.5)
+        ended.wait(SOON_S)
+        return None
 
-    requests = [ask("done", 1), ask("going", 2, 0.3), ask("never", 3, 9.0)]
+    requests = [ask("done", 1), ask("going", 2, 0.05), ask("never", 3, 2 * SOON_S)]
     try:
         with answering(answer) as url, pytest.raises(KeyboardInterrupt):
-            Load(url, vocab_size=9).run(session_of(tmp_path, requests, recorder=recorder))
+            try:
+                Load(url, vocab_size=9).run(session_of(tmp_path, requests, recorder=recorder))
+            finally:
+                ended.set()
     finally:
         signal.signal(signal.SIGINT, before)
     assert isinstance(recorder.failed, BaseException)
@@ -326,7 +347,7 @@ def test_load_agrees_with_what_the_server_recorded(tmp_path: Path):
     )
     try:
         place = folders["serve"] / "server.json"
-        until_s = time.monotonic() + 60
+        until_s = time.monotonic() + SOON_S
         while not (place.exists() and place.read_text().endswith("\n")):
             assert server.poll() is None, server.communicate()
             assert time.monotonic() < until_s, "the server did not start"
@@ -345,20 +366,19 @@ def test_load_agrees_with_what_the_server_recorded(tmp_path: Path):
             env=environment(tmp_path),
             capture_output=True,
             text=True,
-            timeout=120,
+            timeout=3 * SOON_S,
             check=False,
         )
         assert "CODE 0 []" in done.stdout, done.stdout + done.stderr
         assert "24 of 24 completed" in done.stdout
     finally:
         os.kill(server.pid, signal.SIGTERM)
-        _, complaints = server.communicate(timeout=60)
+        _, complaints = server.communicate(timeout=SOON_S)
     assert server.returncode == 0, complaints
     engine, client = (json.loads((f / "summary.json").read_text()) for f in folders.values())
     for name in ("prompt", "output", "output_of_incomplete", "cached"):
         assert client["tokens"][name] == engine["tokens"][name]
     assert client["requests"] == engine["requests"]
-    assert client["load"]["chunks"]["several_tokens_share"] < 0.5
     ours, theirs = (rows(folders[name]) for name in ("load", "serve"))
     for key in ("prompt_tokens", "output_tokens", "finish_reason"):
         assert [row[key] for row in ours] == [row[key] for row in theirs]
@@ -366,7 +386,6 @@ def test_load_agrees_with_what_the_server_recorded(tmp_path: Path):
         [float(a["ttft_s"]) - float(b["ttft_s"]) for a, b in zip(ours, theirs, strict=True)]
     )
     assert late.min() > 0
-    assert np.median(late) < 0.1  # some milliseconds on an idle machine
 
 
 def rows(folder: Path) -> list[dict[str, str]]:

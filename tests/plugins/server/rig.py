@@ -14,6 +14,7 @@ from core.clock import RealClock
 from core.config import EngineConfig
 from core.engine import Engine
 from core.hooks import Hooks
+from core.hookspecs import hookimpl
 from core.request import Request, SamplingParams
 from plugins.admission.prompt_fits import PromptFits
 from plugins.allocator.paged import Paged
@@ -34,17 +35,48 @@ from plugins.server.limits import Limits
 from plugins.server.settings import Settings
 from plugins.server.signals import StopSignals
 from plugins.server.workers import Workers
+from plugins.step_time.fixed import Fixed
+from tests.patience import SOON_S
 
 VOCAB = 1000
 FACTS = Facts("fake", VOCAB, 4096, 16384, None, "default", {}, 0, Limits())
+SLOW_S = 0.05  # a step: thousands of them outlast any wait
 T = TypeVar("T")
+
+
+class Gate:
+    """A plugin that holds the engine's thread at decide_batch while it is closed. `held`: a step
+    waits at it."""
+
+    def __init__(self) -> None:
+        self.held = threading.Event()
+        self._open = threading.Event()
+        self._open.set()
+
+    @hookimpl
+    def decide_batch(self, query: Any) -> None:
+        if not self._open.is_set():
+            self.held.set()
+            assert self._open.wait(SOON_S), "nobody opened it"
+
+    def close(self) -> None:
+        self.held.clear()
+        self._open.clear()
+
+    def open(self) -> None:
+        self._open.set()
+
+
+def fake_of(step_s: float) -> Fake:
+    """An executor whose `step_s` may be changed as it runs."""
+    return Fake(vocab_size=VOCAB, step_s=step_s, token_s=0.0)
 
 
 def real_engine(
     step_s: float = 0.001, seqs: int = 16, pages: int = 256, **plugins: object
 ) -> Engine:
     """An engine in real time. plugins: by name, asked before the defaults; `executor` replaces."""
-    fake = plugins.pop("executor", None) or Fake(vocab_size=VOCAB, step_s=step_s, token_s=0.0)
+    fake = plugins.pop("executor", None) or fake_of(step_s)
     defaults = {
         "order": Fcfs(),
         "admission": PromptFits(),
@@ -55,6 +87,7 @@ def real_engine(
         "evictor": Lru(),
         "cache_admission": AdmitAll(),
         "predictor": MaxTokensShare(),
+        "step_time": Fixed(),
         "executor": fake,
     }
     config = EngineConfig(max_num_seqs=seqs, max_num_batched_tokens=256, pool_tokens=pages * 16)
@@ -71,14 +104,20 @@ def ask(name: str, max_tokens: int = 4, prompt: int = 3, **fields: Any) -> Reque
 class Rig:
     """`engine` served from a thread; `client()` in the running loop, any number of them."""
 
-    def __init__(self, engine: Engine, folder: Path, settings: Settings | None = None) -> None:
+    def __init__(
+        self,
+        engine: Engine,
+        folder: Path,
+        settings: Settings | None = None,
+        report_s: float = 0.02,
+    ) -> None:
         self.engine = engine
-        self.settings = settings or Settings()
+        self.settings = settings or Settings(stuck_s=SOON_S)
         self.address = f"ipc://{folder}/c"
         self.signals = StopSignals(catch=False)
         self.channel = EngineEnd(self.address)
         self.hub = Hub(self.channel, Workers([]), self.signals, self.settings.drain_s)
-        self.loop = ServeLoop(engine, self.hub, report_s=0.02)
+        self.loop = ServeLoop(engine, self.hub, report_s)
         self.thread = threading.Thread(target=self._run)
         self.error: BaseException | None = None
         self.clients: list[EngineClient] = []
@@ -97,7 +136,7 @@ class Rig:
         """Stop; raises what the thread raised."""
         if self.thread.is_alive():
             self.signals.stop()
-            self.thread.join(10)
+            self.thread.join(SOON_S)
             assert not self.thread.is_alive(), "the loop did not end"
         for client in self.clients:
             client.close()
@@ -118,22 +157,23 @@ def served(
     folder: Path,
     engine: Engine | None = None,
     settings: Settings | None = None,
+    report_s: float = 0.02,
 ) -> T:
     """Run an asyncio test against a rig."""
 
     async def work() -> T:
-        rig = Rig(engine or real_engine(), folder, settings)
+        rig = Rig(engine or real_engine(), folder, settings, report_s)
         try:
-            return await asyncio.wait_for(test(rig), 30)
+            return await asyncio.wait_for(test(rig), 2 * SOON_S)
         finally:
             rig.close()
 
     return asyncio.run(work())
 
 
-async def until(holds: Callable[[], bool], within_s: float = 5.0) -> None:
-    """Wait for it; fails after `within_s`."""
-    end = asyncio.get_running_loop().time() + within_s
+async def until(holds: Callable[[], bool]) -> None:
+    """Wait for it; fails after SOON_S."""
+    end = asyncio.get_running_loop().time() + SOON_S
     while not holds():
         assert asyncio.get_running_loop().time() < end, "it did not come to hold"
         await asyncio.sleep(0.002)

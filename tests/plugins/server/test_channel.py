@@ -4,6 +4,7 @@ import asyncio
 import os
 import time
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -11,6 +12,8 @@ import pytest
 from core.records import StepRecord
 from plugins.server.channel import EngineEnd, FrontEnd
 from plugins.server.messages import Abort, Goodbye, Hello, StepNews, Watch, step_facts
+from tests.patience import SOON_S
+from tests.plugins.server.rig import until
 
 
 class Both:
@@ -26,7 +29,7 @@ class Both:
 
     def receive(self, count: int) -> list[Any]:
         messages: list[Any] = []
-        end_s = time.monotonic() + 5
+        end_s = time.monotonic() + SOON_S
         while len(messages) < count:
             assert time.monotonic() < end_s, f"only {messages} came"
             messages += self.engine.receive(0.1)[0]
@@ -42,18 +45,11 @@ def with_both(test: Any, folder: Path, fronts: int = 1) -> None:
     async def work() -> None:
         both = Both(folder, fronts)
         try:
-            await asyncio.wait_for(test(both), 20)
+            await asyncio.wait_for(test(both), 2 * SOON_S)
         finally:
             both.close()
 
     asyncio.run(work())
-
-
-async def until(holds: Any) -> None:
-    end_s = time.monotonic() + 5
-    while not holds():
-        assert time.monotonic() < end_s, "it did not come to hold"
-        await asyncio.sleep(0.001)
 
 
 def test_front_ends_say_hello_and_messages_keep_their_order(tmp_path: Path):
@@ -71,14 +67,13 @@ def test_front_ends_say_hello_and_messages_keep_their_order(tmp_path: Path):
 
 
 def test_sender_never_waits_and_nothing_is_lost(tmp_path: Path):
-    """30,000 messages with nobody reading: more than any default limit of ZeroMQ's."""
+    """30,000 messages with nobody reading, more than any default limit of ZeroMQ's; both ends are
+    in this thread, so that a sender that waited would wait for ever."""
 
     async def test(both: Both):
         both.receive(1)
-        start_s = time.monotonic()
         for number in range(30_000):
             both.engine.send(1, StepNews(keys=[number]))
-        assert time.monotonic() - start_s < 5
         assert both.engine.backlog(1) == 30_000
         await until(lambda: len(both.came[0]) == 30_000)
         assert [news.keys[0] for news in both.came[0]] == list(range(30_000))
@@ -124,14 +119,25 @@ def test_message_that_arrives_while_sending_is_seen(tmp_path: Path):
     with_both(test, tmp_path)
 
 
-def test_idle_count_is_acknowledged_in_time(tmp_path: Path):
+def test_idle_count_is_acknowledged_in_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    now_s = 0.0
+    clock = SimpleNamespace(monotonic=lambda: now_s)
+    monkeypatch.setattr("plugins.server.channel.time", clock)
+
     async def test(both: Both):
+        nonlocal now_s
         both.receive(1)
-        for number in range(4):
+        for number, moment_s in enumerate((0.1, 0.19, 0.25)):  # the third is due
+            now_s = moment_s
+            assert both.engine.backlog(1) == number
             both.engine.send(1, StepNews(keys=[number]))
-            await asyncio.sleep(0.15)
+            await until(lambda number=number: len(both.came[0]) == number + 1)
+
+        def acknowledged() -> bool:
             both.engine.receive(0)
-        assert both.engine.backlog(1) <= 2
+            return both.engine.backlog(1) == 0
+
+        await until(acknowledged)
 
     with_both(test, tmp_path)
 
@@ -142,9 +148,12 @@ def test_send_to_one_that_is_unknown_or_forgotten_is_dropped(tmp_path: Path):
         both.engine.send(7, Goodbye("nobody"))
         both.engine.forget(1)
         both.engine.send(1, Goodbye("forgotten"))
-        await asyncio.sleep(0.05)
-        assert both.came == [[]]
         assert both.engine.connected == set()
+        both.fronts[0].send(Hello())
+        both.receive(1)
+        both.engine.send(1, StepNews(keys=[5]))  # would come behind the others
+        await until(lambda: bool(both.came[0]))
+        assert [news.keys for news in both.came[0]] == [[5]]
 
     with_both(test, tmp_path)
 
@@ -155,9 +164,7 @@ def test_watched_descriptor_ends_the_wait(tmp_path: Path):
         read_end, write_end = os.pipe()
         both.engine.watch(read_end)
         os.write(write_end, b"x")
-        start_s = time.monotonic()
-        assert both.engine.receive(5.0) == ([], {read_end})
-        assert time.monotonic() - start_s < 1
+        assert both.engine.receive(SOON_S) == ([], {read_end})
         both.engine.unwatch(read_end)
         assert both.engine.receive(0.05) == ([], set())
         os.close(read_end)
@@ -205,7 +212,7 @@ def test_process_ids_survive_the_way(tmp_path: Path, front: int):
         engine = EngineEnd(f"ipc://{tmp_path}/c")
         end = FrontEnd(f"ipc://{tmp_path}/c", lambda message: None, front)
         try:
-            messages, _ = engine.receive(5.0)
+            messages, _ = engine.receive(SOON_S)
             assert messages == [(front, Hello())]
         finally:
             end.close()

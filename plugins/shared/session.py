@@ -1,5 +1,6 @@
-"""What `run.py` hands to a mode: the plugins, the settings, the folder."""
+"""What `run.py` hands to a mode: the plugins, the settings, the folder, the workload."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
@@ -7,8 +8,17 @@ from typing import Any, Protocol
 from core.clock import Clock
 from core.config import EngineConfig, Records
 from core.hooks import Hooks
-from core.protocols import Workload
 from core.records import RunInfo
+from core.request import Request
+
+
+class Workload(Protocol):
+    """Produces the requests of a run (plugins/workload/)."""
+
+    name: str
+
+    def requests(self, tokenizer: Any | None, vocab_size: int, seed: int) -> Sequence[Request]:
+        """All requests in order of arrival. Raises ConfigError for want of a tokenizer."""
 
 
 @dataclass(slots=True)
