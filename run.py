@@ -23,6 +23,7 @@ def run(config: DictConfig) -> dict[str, Any]:
     composed = read_job(config)
     settings = composed.settings
     hooks = Hooks(built(default_nodes(composed)), built(plugin_nodes(composed)))
+    policy = composed.policy + (" (oracle)" if hooks.oracle else "")
     device = resolve_device(settings.device)
     facts = manifest(device, settings.seed, settings.plugin_path, composed.facts)
     session = Session(
@@ -30,7 +31,7 @@ def run(config: DictConfig) -> dict[str, Any]:
         engine=settings.engine,
         clock=make_clock(settings.clock),
         run=RunInfo(
-            composed.name, settings.seed, composed.policy, hooks.in_charge(), composed.config, facts
+            composed.name, settings.seed, policy, hooks.in_charge(), composed.config, facts
         ),
         folder=composed.folder,
         device=device,
