@@ -13,6 +13,7 @@ from core.config import require
 from core.errors import ConfigError
 
 DATA = Path(__file__).parent / "data"
+TRACES = DATA / "traces"
 STREAMS = ("choice", "arrival", "prompt_length", "output_length", "token_ids")
 
 Ids = NDArray[np.int32]
@@ -25,21 +26,33 @@ def stream(seed: int, name: str) -> np.random.Generator:
     return np.random.default_rng(key)
 
 
+def arrivals(num: int, rate: float | None, seed: int, cv: float = 1.0) -> NDArray[np.float64]:
+    """Seconds, ascending: gaps are drawn from a Gamma distribution of mean 1 / `rate` and
+    coefficient of variation `cv` (1 = a Poisson process, above it bursts, towards 0 regular); all
+    at 0 when rate is None."""
+    require(rate is None or rate > 0, "workload.rate", "> 0 or null", rate)
+    require(cv > 0, "workload.arrival_cv", "> 0", cv)
+    if rate is None:
+        return np.zeros(num)
+    draw = stream(seed, "arrival")
+    if cv == 1.0:
+        return np.cumsum(draw.exponential(1.0 / rate, num))
+    return np.cumsum(draw.gamma(1.0 / cv**2, cv**2 / rate, num))
+
+
 def arrival_times(num: int, rate: float | None, seed: int) -> list[float]:
     """Seconds, ascending: a Poisson process of `rate` requests/s, or all at 0 when rate is None."""
-    require(rate is None or rate > 0, "workload.rate", "> 0 or null", rate)
-    if rate is None:
-        return [0.0] * num
-    gaps = stream(seed, "arrival").exponential(1.0 / rate, num)
-    return [float(time) for time in np.cumsum(gaps)]
+    times: list[float] = arrivals(num, rate, seed).tolist()
+    return times
 
 
 def lengths(spec: Mapping[str, Any], num: int, field: str, generator: np.random.Generator) -> Ids:
     """`num` lengths in tokens, int32, each >= 1.
 
     spec: {kind: fixed, value}; {kind: uniform, low, high} (both ends included); {kind: lognormal,
-    median, sigma, low, high} (clipped to low .. high); {kind: choice, values, weights}. Raises
-    ConfigError naming `field`, the rule and the value.
+    median, sigma, low, high} (clipped to low .. high); {kind: choice, values, weights}; {kind:
+    mixture, values, weights}, where a value is a length or again a distribution. Raises ConfigError
+    naming `field`, the rule and the value.
     """
     kind = str(spec.get("kind"))
     require(kind in _KINDS, f"{field}.kind", f"one of {', '.join(_KINDS)}", kind)
@@ -99,6 +112,7 @@ _KINDS: dict[str, tuple[str, ...]] = {
     "uniform": ("low", "high"),
     "lognormal": ("median", "sigma", "low", "high"),
     "choice": ("values", "weights"),
+    "mixture": ("values", "weights"),
 }
 
 
@@ -112,13 +126,31 @@ def _draw(
     if kind == "lognormal":
         drawn = generator.lognormal(np.log(spec["median"]), spec["sigma"], num)
         return np.clip(np.rint(drawn), spec["low"], spec["high"]).astype(np.int32)
-    values, weights = np.array(spec["values"]), np.array(spec["weights"], dtype=np.float64)
-    require(
-        len(values) > 0 and bool((values >= 1).all()),
-        f"{field}.values",
-        ">= 1 each",
-        spec["values"],
-    )
-    fits = weights.shape == values.shape and (weights >= 0).all() and weights.sum() > 0
+    if kind == "mixture":
+        return _mixture(spec, num, field, generator)
+    values = np.array(spec["values"])
+    positive = len(values) > 0 and bool((values >= 1).all())
+    require(positive, f"{field}.values", ">= 1 each", spec["values"])
+    shares = _shares(spec, field)
+    return generator.choice(values, num, p=shares).astype(np.int32)
+
+
+def _shares(spec: Mapping[str, Any], field: str) -> NDArray[np.float64]:
+    weights = np.array(spec["weights"], dtype=np.float64)
+    fits = weights.shape == (len(spec["values"]),) and (weights >= 0).all() and weights.sum() > 0
     require(bool(fits), f"{field}.weights", ">= 0, one a value, not all 0", spec["weights"])
-    return generator.choice(values, num, p=weights / weights.sum()).astype(np.int32)
+    shares: NDArray[np.float64] = weights / weights.sum()
+    return shares
+
+
+def _mixture(spec: Mapping[str, Any], num: int, field: str, generator: np.random.Generator) -> Ids:
+    """A part for each value, in its share of the draws; drawn in order of the values."""
+    require(len(spec["values"]) > 0, f"{field}.values", "at least one", spec["values"])
+    part = generator.choice(len(spec["values"]), num, p=_shares(spec, field))
+    drawn = np.empty(num, np.int32)
+    for index, value in enumerate(spec["values"]):
+        mine = part == index
+        inner = value if isinstance(value, Mapping) else {"kind": "fixed", "value": value}
+        where = f"{field}.values[{index}]"
+        drawn[mine] = lengths(inner, int(mine.sum()), where, generator)
+    return drawn

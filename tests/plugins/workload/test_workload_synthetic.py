@@ -1,12 +1,13 @@
 """plugins/workload/synthetic.py and the distributions of common.py."""
 
+import tracemalloc
 from typing import Any
 
 import numpy as np
 import pytest
 
 from core.errors import ConfigError
-from plugins.workload.common import arrival_times, lengths
+from plugins.workload.common import arrival_times, arrivals, lengths
 from plugins.workload.synthetic import Synthetic
 
 
@@ -29,6 +30,16 @@ def test_lengths_follow_their_distribution() -> None:
     assert 0.77 < (mixed == 10).mean() < 0.83
 
 
+def test_mixture_draws_lengths_and_distributions_in_their_shares() -> None:
+    both = draw({"kind": "mixture", "values": [10, 500], "weights": [0.8, 0.2]})
+    assert set(both) == {10, 500}
+    assert 0.78 < (both == 10).mean() < 0.82
+    wide = {"kind": "uniform", "low": 100, "high": 103}
+    mixed = draw({"kind": "mixture", "values": [7, wide], "weights": [1, 3]})
+    assert set(mixed) == {7, 100, 101, 102, 103}
+    assert 0.73 < (mixed >= 100).mean() < 0.77
+
+
 @pytest.mark.parametrize(
     ("spec", "message"),
     [
@@ -39,6 +50,12 @@ def test_lengths_follow_their_distribution() -> None:
         ({"kind": "uniform", "low": 5, "high": 4}, r"high must be >= low \(5\), got 4"),
         ({"kind": "choice", "values": [1, 2], "weights": [1]}, "weights must be >= 0, one a value"),
         ({"kind": "choice", "values": [0], "weights": [1]}, "values must be >= 1 each"),
+        ({"kind": "mixture", "values": [], "weights": []}, "values must be at least one"),
+        ({"kind": "mixture", "values": [1], "weights": [0]}, "weights must be >= 0, one a value"),
+        (
+            {"kind": "mixture", "values": [9, {"kind": "fixed", "value": 0}], "weights": [1, 1]},
+            r"workload.output.values\[1\].value must be >= 1, got 0",
+        ),
     ],
 )
 def test_bad_distribution_names_field_rule_and_value(spec: Any, message: str) -> None:
@@ -53,6 +70,30 @@ def test_poisson_arrivals_have_their_rate() -> None:
     gaps = np.diff(times)
     assert gaps.std() / gaps.mean() == pytest.approx(1.0, rel=0.05)
     assert arrival_times(3, None, seed=0) == [0.0, 0.0, 0.0]
+
+
+@pytest.mark.parametrize("cv", [0.25, 3.0])
+def test_gamma_arrivals_have_their_rate_and_variation(cv: float) -> None:
+    gaps = np.diff(arrivals(40_000, 8.0, seed=0, cv=cv))
+    assert (gaps >= 0).all()
+    assert 1 / gaps.mean() == pytest.approx(8.0, rel=0.05)
+    assert gaps.std() / gaps.mean() == pytest.approx(cv, rel=0.05)
+    with pytest.raises(ConfigError, match=r"workload.arrival_cv must be > 0, got 0"):
+        Synthetic(1, rate=1.0, arrival_cv=0).requests(None, 50, 0)
+
+
+def test_a_million_requests_are_built_one_at_a_time() -> None:
+    tracemalloc.start()
+    requests = Synthetic(1_000_000, rate=100.0).requests(None, 1000, 0)
+    assert len(requests) == 1_000_000
+    assert requests[-1].request_id == "synthetic-999999"
+    assert np.array_equal(requests[5].prompt, requests[5].prompt)
+    assert [r.request_id for r in requests[2:6:2]] == ["synthetic-2", "synthetic-4"]
+    bytes_held, _ = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert bytes_held < 32e6  # three columns and one array of ids
+    with pytest.raises(IndexError):
+        requests[1_000_000]
 
 
 def test_bad_rate_is_refused() -> None:
