@@ -2,16 +2,16 @@
 
 import numpy as np
 
-from core.queries import Hold, OrderQuery
+from core.queries import Hold
 from plugins.order.fcfs import Fcfs
 from plugins.order.priority import Priority
 from tests.core.policy_tables import table_of
 from tests.engine_harness import Arrival, make_engine, run
+from tests.plugins.order.order_tables import order_query
 
 
 def keys(policy, **columns):
-    query = OrderQuery(table_of(**columns), now_s=9.0, step=1, cached_tokens=lambda ids: None)
-    decision = policy.decide_order(query)
+    decision = policy.decide_order(order_query(table_of(**columns), now_s=9.0, step=1))
     assert decision.hold is Hold.ALWAYS
     assert decision.reason
     return np.asarray(decision.keys).tolist()
