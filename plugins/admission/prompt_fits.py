@@ -9,6 +9,7 @@ import numpy as np
 from core.config import require
 from core.hookspecs import hookimpl
 from core.queries import AdmissionDecision, AdmissionQuery, Verdict
+from plugins.admission.at_once import reserve
 
 
 class PromptFits:
@@ -26,7 +27,7 @@ class PromptFits:
     def decide_admission(self, query: AdmissionQuery) -> AdmissionDecision:
         """The candidate's need against the supply that nobody else is counting on."""
         if query.pages_reserved_at_once:
-            return _reserve(query)
+            return reserve(query)
         if not len(query.running):
             return AdmissionDecision(Verdict.ADMIT, "nothing else runs")
         supply = query.pages_free + query.pages_evictable - query.pages_promised
@@ -38,9 +39,3 @@ class PromptFits:
             f" {max(supply, 0)} of {query.pool_pages} pages left"
         )
         return AdmissionDecision(Verdict.ADMIT if need <= supply else Verdict.WAIT, text)
-
-
-def _reserve(query: AdmissionQuery) -> AdmissionDecision:
-    fits = query.allocatable(query.pages_reserved_at_once)
-    text = f"reserves {query.pages_reserved_at_once} pages at once, {query.pages_free} free"
-    return AdmissionDecision(Verdict.ADMIT if fits else Verdict.WAIT, text)
