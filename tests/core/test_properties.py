@@ -14,15 +14,10 @@ from core.queries import PreemptionDecision, PreemptionQuery
 from core.request import FinishReason, Request, SamplingParams
 from plugins.allocator.contiguous import Contiguous
 from plugins.allocator.paged import Paged
-from plugins.batching.chunked import Chunked
-from plugins.batching.prefill_first import PrefillFirst
 from plugins.cache.none import NoCache
 from plugins.cache.radix import Radix
 from plugins.executor.fake import Fake
-from plugins.preemption.evict_shortest import EvictShortest
-from plugins.preemption.last_admitted import LastAdmitted
-from plugins.preemption.priority import PreemptLowestPriority
-from plugins.preemption.random_victim import RandomVictim
+from tests.core.policy_tables import ADMISSIONS, BATCHINGS, VICTIMS
 from tests.engine_harness import VOCAB, check_ended_once, check_idle, make_engine
 
 END_TOKENS = tuple(range(20))
@@ -56,10 +51,9 @@ class EngineMachine(RuleBasedStateMachine):
         budget=st.sampled_from([1, 7, 32, 256]),
         cache=st.sampled_from([Radix, Radix, NoCache]),
         contiguous=st.booleans(),
-        batching=st.sampled_from([Chunked(slice_tokens=16), PrefillFirst()]),
-        preemption=st.sampled_from(
-            [LastAdmitted(), EvictShortest(), RandomVictim(), PreemptLowestPriority()]
-        ),
+        admission=st.sampled_from(sorted(ADMISSIONS)),
+        batching=st.sampled_from(sorted(BATCHINGS)),
+        victims=st.sampled_from(sorted(VICTIMS)),
         overlap=st.booleans(),
         seed=st.integers(0, 99),
     )
@@ -71,8 +65,9 @@ class EngineMachine(RuleBasedStateMachine):
         budget,
         cache,
         contiguous,
+        admission,
         batching,
-        preemption,
+        victims,
         overlap,
         seed,
     ):
@@ -87,12 +82,12 @@ class EngineMachine(RuleBasedStateMachine):
             seed=seed,
             allocator=Contiguous(page_size) if contiguous else Paged(page_size),
             cache=cache(),
-            batching=batching,
-            preemption=preemption,
+            batching=BATCHINGS[batching](),
+            preemption=VICTIMS[victims]()["mine"],
             executor=Fake(
                 vocab_size=VOCAB, max_model_len=200, end_token_ids=END_TOKENS, fail_at=FAIL_AT
             ),
-            plugins={"force": self.force},
+            plugins={"force": self.force} | ADMISSIONS[admission](),
         )
         self.requests: dict[str, Request] = {}
         self.events = []
