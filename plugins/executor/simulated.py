@@ -1,0 +1,201 @@
+"""Launches that take the time a model of a device says, under a virtual clock; nothing is computed.
+
+What decides is the same as on a device: scheduler, allocator, prefix tree and policies run as they
+are. Token values are scripted as the fake executor's (script.py), so that both give the same step
+records; nothing of a launch is kept or checked."""
+
+from bisect import bisect_left
+from collections import deque
+from typing import Any, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from core.clock import Clock, VirtualClock
+from core.config import require
+from core.errors import ConfigError, InvariantError
+from core.hookspecs import hookimpl
+from core.launch import Launch, LaunchResult, PoolLayout, RowSetup
+from core.protocols import StepTimeModel
+from core.queries import ExecutorQuery
+from plugins.executor.script import Script
+
+Int64 = NDArray[np.int64]
+MAX_IN_FLIGHT = 2
+
+
+class DeviceModel(StepTimeModel, Protocol):
+    """What stands for a device of known memory: those of plugins/step_time that know theirs."""
+
+    def pool_tokens(self, memory_share: float) -> int:
+        """KV slots beside the weights in that share of the device's memory."""
+
+    def describe(self) -> dict[str, Any]:
+        """Source, device, model and error of the figures, for manifest and summary."""
+
+
+class Simulated:
+    """The plugin.
+
+    step_time: the device's time of a step: a StepTimeModel, or a DeviceModel. vocab_size,
+    max_model_len: what it claims of its model. host_s, host_row_s: seconds in which the host plans
+    and launches a step, fixed and for each row; they pass before the launch, so with engine.overlap
+    they are hidden while the launch before runs. graph_sizes: numbers of rows to which a step of
+    one-token rows is padded, ascending, as graphs captured at a few sizes do (null: none)."""
+
+    def __init__(
+        self,
+        step_time: StepTimeModel | DeviceModel,
+        vocab_size: int = 128256,
+        max_model_len: int = 131072,
+        host_s: float = 0.0,
+        host_row_s: float = 0.0,
+        graph_sizes: list[int] | None = None,
+    ) -> None:
+        require(vocab_size >= 2, "executor.vocab_size", ">= 2", vocab_size)
+        require(max_model_len >= 2, "executor.max_model_len", ">= 2", max_model_len)
+        require(host_s >= 0, "executor.host_s", ">= 0", host_s)
+        require(host_row_s >= 0, "executor.host_row_s", ">= 0", host_row_s)
+        sizes = list(graph_sizes or ())
+        ascend = sizes == sorted(set(sizes)) and all(size >= 1 for size in sizes)
+        require(ascend, "executor.graph_sizes", "null or >= 1, ascending", graph_sizes)
+        known = callable(getattr(step_time, "seconds", None))
+        require(known, "executor.step_time", "a model with a method seconds", step_time)
+        self.step_time = step_time
+        self.vocab_size = vocab_size
+        self.max_model_len = max_model_len
+        self.host_s = host_s
+        self.host_row_s = host_row_s
+        self.graph_sizes = sizes
+
+    @hookimpl
+    def build_executor(self, query: ExecutorQuery) -> "SimulatedExecutor":
+        """An executor of its own for each engine. Raises ConfigError under a real clock."""
+        if not isinstance(query.clock, VirtualClock):
+            raise ConfigError("clock must be virtual for the simulated executor, got real")
+        return SimulatedExecutor(self, query.clock, query.engine.memory_share)
+
+
+class SimulatedExecutor:
+    """core.protocols.Executor without a device. Sequences end by length alone."""
+
+    tokenizer = None
+    end_token_ids: tuple[int, ...] = ()
+
+    def __init__(self, plugin: Simulated, clock: Clock, memory_share: float) -> None:
+        self.vocab_size = plugin.vocab_size
+        self.max_model_len = plugin.max_model_len
+        self._plugin = plugin
+        self._clock = clock
+        self._memory_share = memory_share
+        self._script = Script(plugin.vocab_size, (), {})
+        self._free_at_s = 0.0
+        self._pending: deque[LaunchResult] = deque()
+        self._seeds = self._choices = self._prompt_lens = np.empty(0, np.int64)
+        self._asks: dict[int, str] = {}  # rows whose request wants what nothing here can compute
+
+    def measure_pool(self, layout: PoolLayout) -> int:
+        """The tokens that the device's memory holds. Raises ConfigError where the model of the
+        step's time knows none, or one request does not fit."""
+        step_time = self._plugin.step_time
+        if not hasattr(step_time, "pool_tokens"):
+            rule = f"a number, since {type(step_time).__name__} knows no device's memory"
+            raise ConfigError(f"engine.pool_tokens must be {rule}; got 'auto'")
+        tokens: int = step_time.pool_tokens(self._memory_share)
+        pages = min(tokens // layout.page_size, layout.num_pages - 1)
+        if pages < layout.max_pages:
+            raise ConfigError(
+                f"engine.pool_tokens=auto: memory holds {pages} pages of {layout.page_size} tokens,"
+                f" one request of engine.max_model_len needs {layout.max_pages}; lower that"
+            )
+        return pages * layout.page_size
+
+    def prepare(self, layout: PoolLayout) -> None:
+        """Make room for the rows' state."""
+        self._seeds = np.zeros(layout.num_rows, np.int64)
+        self._choices = np.zeros(layout.num_rows, np.int64)
+        self._prompt_lens = np.zeros(layout.num_rows, np.int64)
+
+    def launch(self, launch: Launch) -> None:
+        """Set the time at which the launch ends."""
+        if len(self._pending) >= MAX_IN_FLIGHT:
+            raise InvariantError(f"at most {MAX_IN_FLIGHT} launches in flight, got one more")
+        for setup in launch.setups:
+            self._set_up(setup)
+        graph_rows = self._graph_rows(launch)
+        plugin, num_rows = self._plugin, len(launch.row_ids)
+        host_s = plugin.host_s + plugin.host_row_s * num_rows
+        start_s = max(self._clock.now() + host_s, self._free_at_s)
+        self._free_at_s = start_s + self._seconds(launch, graph_rows)
+        tokens = self._tokens(launch)
+        errors = self._errors(launch) if self._asks else {}
+        self._pending.append(
+            LaunchResult(
+                launch.launch_id, tokens, self._free_at_s, errors=errors, graph_rows=graph_rows
+            )
+        )
+
+    def collect(self) -> LaunchResult:
+        """The oldest launch, at the simulated time it ends. Raises InvariantError if there is
+        none."""
+        if not self._pending:
+            raise InvariantError("collect needs a launch in flight, got none")
+        result = self._pending.popleft()
+        self._clock.wait_until(result.finished_s)
+        return result
+
+    def describe(self) -> dict[str, Any]:
+        """The model of the step's time with its error, for the manifest."""
+        plugin, step_time = self._plugin, self._plugin.step_time
+        known = step_time.describe() if hasattr(step_time, "describe") else {"error": None}
+        return {
+            "executor": "simulated",
+            "device": "none",
+            "step_time": {"source": type(step_time).__name__.lower()} | known,
+            "host_s": plugin.host_s,
+            "host_row_s": plugin.host_row_s,
+            "graph_sizes": plugin.graph_sizes,
+        }
+
+    def close(self) -> None:
+        """Forget what is in flight."""
+        self._pending.clear()
+
+    def _set_up(self, setup: RowSetup) -> None:
+        row, params = setup.row, setup.params
+        self._seeds[row] = setup.seed
+        self._choices[row] = setup.choice
+        self._prompt_lens[row] = setup.prompt_len
+        self._asks.pop(row, None)
+        if params.logprobs is not None or params.prompt_logprobs is not None:
+            self._asks[row] = "a simulation computes no log-probabilities"
+
+    def _seconds(self, launch: Launch, graph_rows: int) -> float:
+        counts = launch.num_tokens
+        ends = launch.first_positions + counts
+        num_rows, num_tokens, kv_tokens = len(counts), int(counts.sum()), int(ends.sum())
+        attended = kv_tokens
+        if num_tokens > num_rows:  # a row's new tokens attend to first + 1 .. end tokens
+            twice_mean = (launch.first_positions + ends + 1).astype(np.int64)
+            attended = int(counts @ twice_mean) // 2
+        if graph_rows:
+            num_tokens = num_rows = graph_rows
+        step_time = self._plugin.step_time
+        return float(step_time.seconds(num_rows, num_tokens, kv_tokens, attended))
+
+    def _graph_rows(self, launch: Launch) -> int:
+        num_rows, sizes = len(launch.row_ids), self._plugin.graph_sizes
+        if launch.num_decode_rows < num_rows or not sizes or num_rows > sizes[-1]:
+            return 0
+        return sizes[bisect_left(sizes, num_rows)]
+
+    def _tokens(self, launch: Launch) -> NDArray[np.int32]:
+        sampled = launch.samples
+        rows = launch.row_ids[sampled]
+        ends = (launch.first_positions + launch.num_tokens)[sampled]
+        positions = ends - self._prompt_lens[rows]
+        return self._script.tokens(self._seeds[rows], self._choices[rows], positions)
+
+    def _errors(self, launch: Launch) -> dict[int, str]:
+        rows = launch.row_ids.tolist()
+        return {at: self._asks[row] for at, row in enumerate(rows) if row in self._asks}

@@ -1,0 +1,21 @@
+"""Mode simulate: a workload under a virtual clock, labelled with what its times are worth."""
+
+from typing import Any
+
+from core.clock import VirtualClock
+from core.config import require
+from plugins.mode.bench import Bench
+from plugins.shared.session import Session
+
+
+class Simulate:
+    """Bench without a device: the same replay, records and summary. The summary's `simulated` holds
+    what stood for the device and how far its times are from measured ones."""
+
+    def run(self, session: Session) -> dict[str, Any]:
+        """Run it; returns the summary. Raises ConfigError under a real clock."""
+        virtual = isinstance(session.clock, VirtualClock)
+        require(virtual, "clock", "virtual in mode=simulate", "real")
+        bench = Bench(warmup=False, lock="off")
+        bench.name = "simulate"
+        return bench.run(session)
