@@ -1,5 +1,7 @@
 """Clocks, and the ranges of the typed config."""
 
+import time
+
 import pytest
 
 from conf.settings import RunConfig

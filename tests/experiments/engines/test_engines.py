@@ -3,6 +3,8 @@
 import hashlib
 import json
 import random
+import signal
+import subprocess
 import sys
 from pathlib import Path
 

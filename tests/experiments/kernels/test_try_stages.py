@@ -9,6 +9,7 @@ import pytest
 from experiments.kernels import try_stages
 from experiments.kernels.stages import VARIANTS, WHOLE, Variant, load
 from kernels import extend_gluon
+from tests.patience import SOON_S
 
 
 @pytest.mark.parametrize("name", VARIANTS)
@@ -45,7 +46,13 @@ def test_children_take_turns_and_broken_ones_are_left_out(monkeypatch, capsys):
     stuck = f"import json\nprint(json.dumps({facts}), flush=True)\nimport time\ntime.sleep(60)"
     programs = {WHOLE: good, "no rescale": "raise ValueError('broken')", "2 stages": stuck}
     real = subprocess.Popen
-    monkeypatch.setattr(try_stages, "MEASURE_S", 2.0)
+    wait = try_stages._result
+
+    def patient(name, child, future, limit_s):
+        hangs = name == "2 stages" and limit_s == try_stages.MEASURE_S
+        return wait(name, child, future, 0.2 if hangs else SOON_S)
+
+    monkeypatch.setattr(try_stages, "_result", patient)
     monkeypatch.setattr(
         subprocess,
         "Popen",

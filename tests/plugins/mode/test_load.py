@@ -20,6 +20,7 @@ from core.clock import RealClock, VirtualClock
 from core.errors import ConfigError
 from core.request import Request, SamplingParams
 from plugins.mode.load import Load
+from plugins.mode.outlet import Outlet
 from plugins.model.smollm2_files import model_folder
 from plugins.server.client import Busy
 from plugins.shared.session import Session
@@ -246,29 +247,33 @@ def test_run_in_which_nothing_completes_fails_and_keeps_its_records(live: Live, 
     assert len((tmp_path / "requests.csv").read_text().splitlines()) == 3
 
 
-def test_interrupt_keeps_what_has_ended(tmp_path: Path):
+def test_interrupt_keeps_what_has_ended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     before = signal.signal(signal.SIGINT, signal.default_int_handler)
-    recorder, ended = Recorder(), threading.Event()
+    recorder, noted = Recorder(), threading.Event()
+
+    class Noted(Outlet):
+        def request(self, record: Any) -> None:
+            super().request(record)
+            noted.set()
+
+    monkeypatch.setattr("plugins.mode.load.Outlet", Noted)
     chunk = {"choices": [{"index": 0, "text": "x"}]}
 
     def answer(handler: Any, body: dict[str, Any]) -> None:
         if body["max_tokens"] == 1:
             return stream(handler, chunk, FINISH)
         stream(handler, chunk)
-        end_s = time.monotonic() + SOON_S
-        while not recorder.requests and time.monotonic() < end_s:
-            time.sleep(0.01)
+        noted.wait(SOON_S)
         os.kill(os.getpid(), signal.SIGINT)
-        ended.wait(SOON_S)
+        end_s = time.monotonic() + SOON_S
+        while recorder.failed is None and time.monotonic() < end_s:
+            time.sleep(0.01)
         return None
 
     requests = [ask("done", 1), ask("going", 2, 0.05), ask("never", 3, 2 * SOON_S)]
     try:
         with answering(answer) as url, pytest.raises(KeyboardInterrupt):
-            try:
-                Load(url, vocab_size=9).run(session_of(tmp_path, requests, recorder=recorder))
-            finally:
-                ended.set()
+            Load(url, vocab_size=9).run(session_of(tmp_path, requests, recorder=recorder))
     finally:
         signal.signal(signal.SIGINT, before)
     assert isinstance(recorder.failed, BaseException)

@@ -1,6 +1,7 @@
 """A client without an engine: scripted tokens, delays and faults, one asyncio task a request."""
 
 import asyncio
+import math
 import zlib
 from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass, field
@@ -59,12 +60,17 @@ class FakeStream:
 @dataclass
 class FakeClient:
     """script: (request, choice) -> its token ids. delay_s: before the first token; step_s: between
-    tokens. error: ends every request after `error_after` tokens. refuse: raised by submit."""
+    tokens. held_at: no request gets a token beyond so many until there are `opens_at` requests at
+    once, or held_at is None again. error: ends every request after `error_after` tokens. refuse:
+    raised by submit. peak: the most requests at once."""
 
     facts: Facts
     script: Callable[[Request, int], Sequence[int]] = likely
     delay_s: float = 0.0
     step_s: float = 0.0
+    held_at: int | None = None
+    opens_at: float = math.inf
+    peak: int = 0
     error: str = ""
     error_after: int = 0
     error_reason: str = "error"
@@ -83,6 +89,7 @@ class FakeClient:
         stream = FakeStream()
         task = asyncio.ensure_future(self._tokens(request, stream))
         self.live[request.request_id] = task
+        self.peak = max(self.peak, len(self.live))
         task.add_done_callback(lambda _: self._end(request, stream, task))
         return stream
 
@@ -109,6 +116,8 @@ class FakeClient:
         params = request.params
         scripts = [self._script(request, choice) for choice in range(params.n)]
         for step in range(max(map(len, scripts))):
+            while step == self.held_at and self.peak < self.opens_at:
+                await asyncio.sleep(0.002)
             if self.error and step == self.error_after:
                 return Ended((self.error_reason,) * params.n, self.error)
             tokens = []

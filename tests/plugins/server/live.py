@@ -16,9 +16,10 @@ from plugins.server.client import Facts
 from plugins.server.settings import Settings
 from plugins.server.sse import listen
 from plugins.server.worker import make_server
+from tests.patience import SOON_S
 from tests.plugins.server.fake_client import FakeClient
 
-TIMEOUT_S = 30.0
+TIMEOUT_S = SOON_S
 
 
 @dataclass
@@ -28,6 +29,7 @@ class Live:
     loop: asyncio.AbstractEventLoop
     http: httpx.Client
     failures: list[BaseException]  # that the loop or the application let through
+    app: "Watched"
 
     @contextlib.contextmanager
     def scripted(self, **changes: Any) -> Iterator[FakeClient]:
@@ -51,32 +53,35 @@ class Live:
     def get(self, path: str, **options: Any) -> httpx.Response:
         return self.http.get(self.url + path, **options)
 
-    def until(self, condition: Callable[[], bool], limit_s: float = 5.0) -> float:
-        """Seconds until `condition` holds; fails after `limit_s`."""
+    def until(self, condition: Callable[[], bool]) -> None:
+        """Wait until `condition` holds."""
 
-        async def wait() -> float:
+        async def wait() -> None:
             start_s = self.loop.time()
             while not condition():
-                assert self.loop.time() - start_s < limit_s, "the condition never came true"
+                assert self.loop.time() - start_s < SOON_S, "the condition never came true"
                 await asyncio.sleep(0.005)
-            return self.loop.time() - start_s
 
-        return asyncio.run_coroutine_threadsafe(wait(), self.loop).result()
+        asyncio.run_coroutine_threadsafe(wait(), self.loop).result()
 
 
 @dataclass
 class Watched:
-    """An ASGI application whose exceptions are kept."""
+    """An ASGI application whose exceptions are kept. open: calls that have not ended."""
 
     app: Any
     failures: list[BaseException]
+    open: int = 0
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+        self.open += 1
         try:
             await self.app(scope, receive, send)
         except BaseException as error:
             self.failures.append(error)
             raise
+        finally:
+            self.open -= 1
 
 
 @contextlib.contextmanager
@@ -89,12 +94,12 @@ def serving(facts: Facts, **settings: Any) -> Iterator[Live]:
 
     async def serve() -> None:
         client = FakeClient(facts)
-        app = make_app(client, Settings(**settings), now=lambda: 7.0)
-        server = make_server(Watched(app, failures), False)
+        app = Watched(make_app(client, Settings(**settings), now=lambda: 7.0), failures)
+        server = make_server(app, False)
         loop = asyncio.get_running_loop()
         loop.set_exception_handler(lambda _, what: failures.append(what.get("exception")))
         url = f"http://127.0.0.1:{listener.getsockname()[1]}"
-        started.append(Live(url, client, loop, http, failures))
+        started.append(Live(url, client, loop, http, failures, app))
         running = asyncio.ensure_future(server.serve(sockets=[listener]))
         while not server.started:
             await asyncio.sleep(0.01)

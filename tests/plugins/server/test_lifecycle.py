@@ -2,13 +2,13 @@
 
 import contextlib
 import json
-import time
 from collections.abc import Iterator
 from typing import Any
 
 import pytest
 
 from plugins.server.client import Busy, State, Unavailable
+from tests.patience import SOON_S
 from tests.plugins.server.asking import facts
 from tests.plugins.server.calls import CHAT, TEXT, ask, ids_of, raw_call, talk, total
 from tests.plugins.server.live import Live, events, serving
@@ -16,21 +16,28 @@ from tests.plugins.server.live import Live, events, serving
 
 @pytest.fixture(scope="module")
 def live() -> Iterator[Live]:
+    with serving(facts(), keepalive_s=0.05, max_body_bytes=10_000) as server:
+        yield server
+
+
+@pytest.fixture(scope="module")
+def hasty() -> Iterator[Live]:
     """A server of little patience."""
-    with serving(facts(), keepalive_s=0.05, request_timeout_s=1.0, max_body_bytes=10_000) as server:
+    with serving(facts(), request_timeout_s=0.5) as server:
         yield server
 
 
 def test_silence_is_filled_with_comments_and_headers_come_at_once(live: Live) -> None:
-    start_s = time.monotonic()
     with (
-        live.scripted(delay_s=0.4),
+        live.scripted(held_at=0) as client,
         live.http.stream("POST", live.url + CHAT, json=talk(stream=True)) as answer,
     ):
-        assert time.monotonic() - start_s < 0.3
-        text = answer.read().decode()
-    read = events(text)
-    assert 3 <= read.lines.count(": keep-alive") <= 9
+        lines = answer.iter_lines()
+        silence = [next(line for line in lines if line.startswith(":")) for _ in range(3)]
+        assert silence == [": keep-alive"] * 3
+        client.held_at = None
+        read = events("\n".join(lines))
+    assert len("".join(read.joined(0)[0])) == 6
     assert read.done
 
 
@@ -80,35 +87,36 @@ def test_an_error_is_a_status_or_an_event(
     assert [choice["finish_reason"] for choice in read.choices(0)] == [None] * 3
 
 
-def test_a_request_that_takes_too_long_is_ended(live: Live) -> None:
-    with live.scripted(step_s=0.3, aborted=[]) as client:
-        plain = live.post(TEXT, ask())
-        read = events(live.post(TEXT, ask(stream=True)).text)
+def test_a_request_that_takes_too_long_is_ended(hasty: Live) -> None:
+    ended = total(hasty, "requests_total", reason="timeout")
+    with hasty.scripted(held_at=3, aborted=[]) as client:
+        plain = hasty.post(TEXT, ask())
+        read = events(hasty.post(TEXT, ask(stream=True)).text)
         assert len(client.aborted) == 2
-        live.until(lambda: not client.live)
+        hasty.until(lambda: not client.live)
     assert plain.status_code == 408
     assert read.chunks[-1]["error"]["code"] == "request_timeout"
-    assert 3 <= len(read.choices(0)) < 6
-    assert total(live, "requests_total", reason="timeout") == 2
+    assert len(read.choices(0)) <= 3
+    assert not read.done
+    assert total(hasty, "requests_total", reason="timeout") == ended + 2
 
 
 @pytest.mark.parametrize("stream", [True, False])
-@pytest.mark.parametrize(("delay_s", "step_s"), [(30.0, 0.0), (0.0, 0.1)])
-def test_a_client_that_leaves_ends_its_request(
-    live: Live, stream: bool, delay_s: float, step_s: float
-) -> None:
+@pytest.mark.parametrize("held_at", [0, 3])
+def test_a_client_that_leaves_ends_its_request(live: Live, stream: bool, held_at: int) -> None:
     left = total(live, "requests_total", reason="abort")
-    with live.scripted(delay_s=delay_s, step_s=step_s) as client:
+    with live.scripted(held_at=held_at, aborted=[]) as client:
         body = json.dumps(ask(prompt=["a", "b"], stream=stream, max_tokens=64)).encode()
         with raw_call(live, body):
             live.until(lambda: len(client.live) == 2)
-        assert live.until(lambda: not client.live) < 0.5
+        live.until(lambda: not client.live)
+        assert len(client.aborted) == 2
     assert total(live, "requests_total", reason="abort") == left + 2
 
 
 def test_a_client_that_leaves_within_its_body_is_no_failure(live: Live) -> None:
     with raw_call(live, b'{"model":', length=500):
-        time.sleep(0.05)
+        assert live.post(TEXT, ask()).status_code == 200
     assert live.post(TEXT, ask()).status_code == 200
     assert live.failures == []
 
@@ -122,7 +130,7 @@ def read_late(live: Live) -> None:
     ids = ids_of("one two three four " * 2000)[:6000]
     body = json.dumps(ask(stream=True, max_tokens=6000)).encode()
     with live.scripted(script=lambda *_: ids) as client, raw_call(live, body) as slow:
-        live.until(lambda: bool(client.live))
+        live.until(lambda: bool(client.submitted))
         live.until(lambda: not client.live)  # the engine is done, the reader has not begun
         assert live.post(TEXT, ask(max_tokens=1)).status_code == 200
         raw = b""
@@ -137,19 +145,22 @@ def read_late(live: Live) -> None:
     assert total(live, "stream_chunks_total", kind="shared") > 0
 
 
-def test_a_client_that_never_reads_is_let_go_when_its_time_is_up(live: Live) -> None:
-    ended = total(live, "requests_total", reason="timeout")
+def test_a_client_that_never_reads_is_let_go_when_its_time_is_up(
+    hasty: Live, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("plugins.server.stream.LAST_WORD_S", 0.05)
+    ended = total(hasty, "requests_total", reason="timeout")
     ids = ids_of("one two three four " * 2000)[:6000]
     body = json.dumps(ask(stream=True, max_tokens=6000, logprobs=5)).encode()
-    with live.scripted(script=lambda *_: ids, step_s=1e-4) as client, raw_call(live, body) as slow:
-        live.until(lambda: bool(client.live))
-        live.until(lambda: not client.live)
-        time.sleep(2.2)
-        slow.settimeout(2)
+    changes = {"script": lambda *_: ids, "submitted": []}
+    with hasty.scripted(**changes) as client, raw_call(hasty, body) as slow:
+        hasty.until(lambda: bool(client.submitted))
+        hasty.until(lambda: not hasty.app.open)
+        slow.settimeout(SOON_S)
         with contextlib.suppress(ConnectionResetError):
             while slow.recv(1 << 16):  # what was on its way; then the connection ends
                 pass
-    assert total(live, "requests_total", reason="timeout") == ended + 1
+    assert total(hasty, "requests_total", reason="timeout") == ended + 1
 
 
 @pytest.mark.parametrize(

@@ -22,6 +22,7 @@ from experiments.serving.stream_client import (
     request_bytes,
     run_streams,
 )
+from tests.patience import SOON_S
 
 pytestmark = pytest.mark.live
 
@@ -40,7 +41,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
 def test_of_200_streams_none_is_lost_or_mixed_up(server: ServerProcess) -> None:
     answers = asyncio.run(run_streams(server.port, range(200), 40))
     assert faults(answers) == []
-    server.wait_for(lambda state: idle(state) and state["totals"]["sampled_tokens"] == 8000, 2)
+    server.wait_for(lambda state: idle(state) and state["totals"]["sampled_tokens"] == 8000, SOON_S)
 
 
 def test_memory_stays_flat_over_rounds(server: ServerProcess) -> None:
@@ -59,8 +60,8 @@ def test_killed_clients_leave_no_owner_of_a_page(server: ServerProcess) -> None:
     def all_came(state: dict) -> bool:
         return state["requests"] == 60 and state["pool"]["request"] > 0
 
-    kill_clients(server.port, 60, 3000, lambda: server.wait_for(all_came, 10))
-    assert server.wait_for(idle, 2) < 2
+    kill_clients(server.port, 60, 3000, lambda: server.wait_for(all_came, SOON_S))
+    server.wait_for(idle, SOON_S)
     assert faults(asyncio.run(run_streams(server.port, range(8), 20))) == []
 
 
@@ -68,9 +69,9 @@ def test_clients_that_stop_reading_slow_nobody(server: ServerProcess) -> None:
     before = shared_chunks(server)
     connections = [stalled(server.port, seed) for seed in range(8)]
     try:
-        server.wait_for(lambda state: state["running"] == 8, 10)
+        server.wait_for(lambda state: state["running"] == 8, SOON_S)
         assert faults(asyncio.run(run_streams(server.port, range(30), 40))) == []
-        server.wait_for(idle, 30)  # the engine has given the stalled ones all their tokens
+        server.wait_for(idle, SOON_S)  # the engine has given the stalled ones all their tokens
         for seed, connection in enumerate(connections):
             answer = Answer(seed)
             check(answer, read_all(connection), STALLED_TOKENS)
@@ -96,18 +97,19 @@ def test_the_openai_package_is_served(server: ServerProcess) -> None:
 def test_stopped_engine_turns_ready_red_and_recovers(server: ServerProcess) -> None:
     with ThreadPoolExecutor(1) as thread:
         streams = thread.submit(asyncio.run, run_streams(server.port, range(20), 200))
-        server.wait_for(lambda state: state["running"] == 20, 10)
+        server.wait_for(lambda state: state["running"] == 20, SOON_S)
         server.process.send_signal(signal.SIGSTOP)
         try:
-            server.wait_for(lambda state: not state["ready"], 5)
-            ready = httpx.get(f"{server.url}/ready")
+            server.wait_for(lambda state: not state["ready"], SOON_S)
+            ready = httpx.get(f"{server.url}/ready", timeout=SOON_S)
             assert (ready.status_code, "stuck" in ready.json()["reason"]) == (503, True)
             body = {"model": "fake", "prompt": [1], "max_tokens": 1}
-            assert httpx.post(f"{server.url}/v1/completions", json=body).status_code == 503
+            answer = httpx.post(f"{server.url}/v1/completions", json=body, timeout=SOON_S)
+            assert answer.status_code == 503
         finally:
             server.process.send_signal(signal.SIGCONT)
-        server.wait_for(lambda state: state["ready"], 5)
-        assert faults(streams.result(60)) == []
+        server.wait_for(lambda state: state["ready"], SOON_S)
+        assert faults(streams.result(2 * SOON_S)) == []
 
 
 def test_killed_processes_end_their_streams_and_no_others(tmp_path: Path) -> None:
@@ -116,7 +118,7 @@ def test_killed_processes_end_their_streams_and_no_others(tmp_path: Path) -> Non
         wrong = streams_during(server, 200, lambda: os.kill(server.fronts[0], signal.SIGKILL))
         assert 0 < len(wrong) < 40
         assert {answer.fault for answer in wrong} == {"lost"}
-        server.wait_for(idle, 2)
+        server.wait_for(idle, SOON_S)
         assert faults(asyncio.run(run_streams(server.port, range(20), 20))) == []
         wrong = streams_during(server, 3000, server.process.kill)
         assert len(wrong) == 40
@@ -128,16 +130,16 @@ def streams_during(server: ServerProcess, tokens: int, act: Callable[[], object]
     """What is wrong with 40 streams after `act` while they run."""
     with ThreadPoolExecutor(1) as thread:
         streams = thread.submit(asyncio.run, run_streams(server.port, range(40), tokens))
-        server.wait_for(lambda state: state["running"] == 40, 10)
+        server.wait_for(lambda state: state["running"] == 40, SOON_S)
         act()
-        return faults(streams.result(60))
+        return faults(streams.result(2 * SOON_S))
 
 
 def stalled(port: int, seed: int) -> socket.socket:
     """A client that asks and does not read; its buffer holds a fraction of the answer."""
     connection = socket.socket()
     connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
-    connection.settimeout(30)
+    connection.settimeout(SOON_S)
     connection.connect(("127.0.0.1", port))
     connection.sendall(request_bytes(seed, STALLED_TOKENS))
     return connection
@@ -148,6 +150,6 @@ def read_all(connection: socket.socket) -> bytes:
 
 
 def shared_chunks(server: ServerProcess) -> float:
-    page = httpx.get(f"{server.url}/metrics").text
+    page = httpx.get(f"{server.url}/metrics", timeout=SOON_S).text
     name = 'tritium_stream_chunks_total{kind="shared"} '
     return sum(float(line[len(name) :]) for line in page.splitlines() if line.startswith(name))

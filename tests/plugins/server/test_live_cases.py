@@ -101,5 +101,5 @@ def leave_early(remote: Remote, line: dict[str, Any]) -> None:
     else:
         with pytest.raises(httpx.ReadTimeout):
             httpx.post(url, **options)
-    remote.server.wait_for(idle, 2)
+    remote.server.wait_for(idle, TIMEOUT_S)
     cases.check_canary(remote)  # type: ignore[arg-type]
