@@ -1,7 +1,6 @@
-"""Mode bench: serve a workload to its end, open loop, and measure it."""
+"""Mode bench: serve a workload to its end and measure it."""
 
 import logging
-from collections import deque
 from collections.abc import Sequence
 from contextlib import nullcontext
 from typing import Any
@@ -9,30 +8,33 @@ from typing import Any
 from core.clock import RealClock
 from core.config import require
 from core.engine import Engine
-from core.queries import SinkQuery
+from core.queries import SinkQuery, StepEvent
 from core.request import Request
 from plugins.mode.device_lock import device_lock
 from plugins.mode.outlet import Outlet
+from plugins.mode.pending import Pending
 from plugins.mode.progress import ProgressBar
 from plugins.mode.running import running
 from plugins.mode.step_totals import StepTotals
 from plugins.mode.summary import summarise, summary_of_hooks
 from plugins.mode.warm_up import warm_up
-from plugins.shared.session import Session
+from plugins.shared.session import ClosedLoop, Session, closed_loop, described
 
 LOCKS = ("fail", "wait", "off")
 logger = logging.getLogger(__name__)
 
 
 class Bench:
-    """Requests enter at their arrival times whatever the engine does; the run ends when all have
-    ended.
+    """Requests enter at their arrival times whatever the engine does, those of a closed loop when
+    what they wait for has ended; the run ends when all have ended.
 
     warmup: prefill and decode a throw-away sequence first; it is in no record and no policy sees
     it, and the clock starts after it. lock: one bench a device: fail at once, wait for the other,
     or off. Under a virtual clock neither applies: nothing is measured on a device. In real
     time on a CUDA device sinks have a thread of their own (plugins/mode/outlet.py).
     """
+
+    name = "bench"  # in summaries
 
     def __init__(self, warmup: bool = True, lock: str = "fail") -> None:
         require(lock in LOCKS, "mode.lock", f"one of {', '.join(LOCKS)}", lock)
@@ -55,6 +57,7 @@ class Bench:
             tokenizer, engine.executor.vocab_size, session.run.seed
         )
         session.run.manifest["executor"] = engine.executor.describe()
+        session.run.manifest["workload"] = described(session.workload)
         if warms:
             warm_up(engine)
         summary = self._measured(session, engine, outlet, requests)
@@ -69,7 +72,7 @@ class Bench:
         outlet.open(session.hooks.build_all("build_sink", query))
         try:
             totals = self._replay(session, engine, requests)
-            summary = self._summary(session, engine, requests, totals)
+            summary = self._summary(session, engine, totals)
             summary["compiled"] = compiled.summary()
             session.hooks.notify("on_run_end", summary)
         except BaseException as error:
@@ -82,39 +85,46 @@ class Bench:
         """Submit by arrival time, step until nothing is left."""
         memory, clock = engine.state.memory, session.clock
         totals = StepTotals(memory.page_size, memory.ledger.num_pages)
-        pending = deque(requests)
+        pending, closed = Pending(requests), closed_loop(session.workload)
+        num_requests = len(requests) if closed is None else closed.total_requests
         session.hooks.notify("on_run_start", session.run)
         if isinstance(clock, RealClock):
             clock.restart()
-        with ProgressBar(session.progress, len(requests), totals.pool_pages) as bar:
+        with ProgressBar(session.progress, num_requests, totals.pool_pages) as bar:
             while pending or engine.has_work:
-                while pending and pending[0].arrival_s <= clock.now():
-                    engine.submit(pending.popleft())
+                while pending.next_s <= clock.now():
+                    engine.submit(pending.pop())
                 event = engine.step()
                 if event is not None:
                     totals.add(event.record)
                     bar.update(event)
+                    if closed is not None:
+                        _follow_up(closed, event, pending)
                 if pending and (engine.stalled or not engine.has_work):
-                    clock.wait_until(pending[0].arrival_s)
+                    clock.wait_until(pending.next_s)
         return totals
 
-    def _summary(
-        self, session: Session, engine: Engine, requests: Sequence[Request], totals: StepTotals
-    ) -> dict[str, Any]:
-        run = session.run
-        records = [engine.records[request.request_id] for request in requests]
+    def _summary(self, session: Session, engine: Engine, totals: StepTotals) -> dict[str, Any]:
+        run, records = session.run, list(engine.records.values())
         return {
             "name": run.name,
-            "mode": "bench",
+            "mode": self.name,
             "policy": run.policy,
             "workload": session.workload.name,
             "seed": run.seed,
             "device": session.device,
             "sweep": run.manifest.get("sweep"),
+            "simulated": run.manifest["executor"].get("step_time"),
             **summarise(records, totals),
             "hooks": run.hooks,
             "plugins": summary_of_hooks(session.hooks),
         }
+
+
+def _follow_up(workload: ClosedLoop, event: StepEvent, pending: Pending) -> None:
+    for record in event.finished:
+        for request in workload.follow_up(record):
+            pending.add(request, record.finished_s or 0.0)
 
 
 class Compiled:

@@ -21,7 +21,7 @@ from plugins.mode.progress import ProgressBar
 from plugins.mode.step_totals import StepTotals
 from plugins.mode.summary import distribution, summarise, summary_of_hooks
 from plugins.shared.event_loop import allow_many_files, run_loop
-from plugins.shared.session import Session
+from plugins.shared.session import Session, closed_loop
 
 LATE_S = 0.1  # from here on the driver's own delay is worth a warning
 logger = logging.getLogger(__name__)
@@ -72,6 +72,11 @@ class Load:
         server that does not answer, and if no request at all completed."""
         if not isinstance(session.clock, RealClock):
             raise ConfigError("mode load needs clock=real: a server lives in real time")
+        if closed_loop(session.workload) is not None:
+            raise ConfigError(
+                f"workload {session.workload.name} is a closed loop: its requests wait for answers,"
+                " and mode=load replays recorded arrivals; use an open loop, or mode=bench"
+            )
         tokenizer = None if self.tokenizer is None else read_tokenizer(self.tokenizer)
         allow_many_files()
         return run_loop(self._run(session, session.clock, tokenizer))

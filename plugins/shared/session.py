@@ -3,22 +3,52 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 from core.clock import Clock
 from core.config import EngineConfig, Records
 from core.hooks import Hooks
-from core.records import RunInfo
+from core.records import RequestRecord, RunInfo
 from core.request import Request
 
 
 class Workload(Protocol):
-    """Produces the requests of a run (plugins/workload/)."""
+    """Produces the requests of a run (plugins/workload/).
+
+    A method `describe() -> dict`, where there is one, says for the manifest what is replayed; it is
+    called after `requests`."""
 
     name: str
 
     def requests(self, tokenizer: Any | None, vocab_size: int, seed: int) -> Sequence[Request]:
-        """All requests in order of arrival. Raises ConfigError for want of a tokenizer."""
+        """All requests in order of arrival, perhaps built as they are asked for; of a closed loop
+        those that wait for no other. Raises ConfigError for want of a tokenizer."""
+
+
+@runtime_checkable
+class ClosedLoop(Workload, Protocol):
+    """A workload in which requests wait for others: turns of a dialogue, calls of an agent.
+
+    closed_loop: False = not as it is configured: nothing follows. total_requests: of the whole run,
+    known after `requests`."""
+
+    closed_loop: bool
+    total_requests: int
+
+    def follow_up(self, record: RequestRecord) -> Sequence[Request]:
+        """Requests that a request's end brings. Called once for each that ended, for whatever
+        reason, in that order. They arrive at or after its end, record.finished_s."""
+
+
+def closed_loop(workload: Workload) -> ClosedLoop | None:
+    """The workload, if requests of this run wait for others."""
+    return workload if isinstance(workload, ClosedLoop) and workload.closed_loop else None
+
+
+def described(workload: Workload) -> dict[str, Any]:
+    """Name of the workload, and what else it says of itself."""
+    describe = getattr(workload, "describe", dict)
+    return {"name": workload.name, **describe()}
 
 
 @dataclass(slots=True)

@@ -1,5 +1,6 @@
 """plugins/mode/bench.py on the scripted executor: replay, warm-up, sinks, faults."""
 
+import dataclasses
 import json
 from pathlib import Path
 from types import SimpleNamespace
@@ -67,6 +68,64 @@ def test_requests_enter_at_their_arrival_and_idle_time_is_skipped(tmp_path: Path
     assert third.admitted_s == 60.0
     assert summary["duration_s"] == pytest.approx(60.0, abs=0.1)
     assert summary["steps"]["busy_s"] < 0.1
+
+
+class Dialogue(Given):
+    """Two questions at once; each answer brings one more `think_s` later, `turns` in all."""
+
+    name = "dialogue"
+    closed_loop = True
+    turns, think_s = 3, 0.5
+
+    def __init__(self) -> None:
+        super().__init__([self.ask("a", 0, 0.0), self.ask("b", 0, 0.1)])
+        self.total_requests = 2 * self.turns
+        self.ended: list[str] = []
+
+    def ask(self, who: str, turn: int, at: float) -> Request:
+        params = SamplingParams(max_tokens=3 + turn, ignore_eos=True)
+        return Request(f"{who}-{turn}", np.arange(8 + turn, dtype=np.int32), params, arrival_s=at)
+
+    def describe(self) -> dict[str, Any]:
+        return {"turns": self.turns}
+
+    def follow_up(self, record: Any) -> list[Request]:
+        self.ended.append(record.request_id)
+        who, turn = record.request_id.split("-")
+        after = int(turn) + 1
+        return [self.ask(who, after, record.finished_s + self.think_s)] if after < 3 else []
+
+
+@pytest.mark.parametrize("overlap", [True, False])
+def test_closed_loop_goes_on_when_an_answer_has_come(tmp_path: Path, overlap: bool) -> None:
+    workload, recorder = Dialogue(), Recorder()
+    session = make_session(tmp_path, workload, recorder=recorder)
+    session.engine = dataclasses.replace(session.engine, overlap=overlap)
+    summary = Bench().run(session)
+    records = {record.request_id: record for record in recorder.requests}
+    assert summary["requests"]["completed"] == len(records) == 6
+    assert sorted(workload.ended) == sorted(records)  # each end is told once
+    assert session.run.manifest["workload"] == {"name": "dialogue", "turns": 3}
+    for who in "ab":
+        for turn in (1, 2):
+            before, record = records[f"{who}-{turn - 1}"], records[f"{who}-{turn}"]
+            assert record.arrival_s == before.finished_s + 0.5
+            assert record.admitted_s >= record.arrival_s
+
+
+def test_closed_loop_goes_on_after_a_request_that_cannot_fit(tmp_path: Path) -> None:
+    workload, recorder = Dialogue(), Recorder()
+    workload.given[0] = Request("a-0", np.zeros(16 * 24 + 1, np.int32))
+    summary = Bench().run(make_session(tmp_path, workload, recorder=recorder))
+    assert summary["requests"]["finish_reasons"]["capacity"] == 1
+    assert summary["requests"]["completed"] == 5
+
+
+def test_workload_with_a_closed_loop_switched_off_is_never_asked(tmp_path: Path) -> None:
+    workload = Dialogue()
+    workload.closed_loop = False
+    summary = Bench().run(make_session(tmp_path, workload))
+    assert (summary["requests"]["completed"], workload.ended) == (2, [])
 
 
 def test_same_seed_gives_the_same_records(tmp_path: Path) -> None:
