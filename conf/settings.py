@@ -4,7 +4,8 @@ import re
 from dataclasses import dataclass, field
 from enum import Enum
 
-from core.config import EngineConfig, Records, require
+from core.config import EngineConfig, require
+from plugins.shared.session import Records
 
 
 class ClockKind(Enum):

@@ -46,8 +46,8 @@ class Committer:
     def commit(
         self, launch: Launch, ids: NDArray[np.int64], result: LaunchResult, record: StepRecord
     ) -> tuple[list[Sequence], NDArray[np.int32]]:
-        """End who failed, append the sampled tokens, end who is done; returns the tokens and whose
-        they are. Late tokens of an ended sequence are dropped; a preempted one keeps its own."""
+        """End who failed, append the sampled tokens, end who is done; returns whose tokens came and
+        the tokens. Late ones of an ended sequence are dropped; a preempted one keeps its own."""
         state, table = self._state, self._state.table
         sampled = ids[launch.samples]
         for row, error in result.errors.items():
@@ -59,11 +59,12 @@ class Committer:
         self._end_unsampled(ids[~launch.samples], record)
         alive = table.id[sampled & SLOT_MASK] == sampled
         slots, tokens = (sampled & SLOT_MASK)[alive], result.tokens[alive]
-        sequences = [table.at(slot) for slot in slots.tolist()]
+        sequences = list(map(table.at, slots.tolist()))
         table.known[slots] += 1
         table.in_flight[slots] -= 1
         table.last_token[slots] = tokens
-        self._append(sequences, tokens, record.step)
+        now_s, step = np.array([state.now_s]), np.array([record.step])
+        table.append(slots, tokens[:, None], now_s, step)
         for place in result.logprobs.keys() & set(np.flatnonzero(alive).tolist()):
             table.at(int(sampled[place]) & SLOT_MASK).record.logprobs.append(result.logprobs[place])
         stops = self._stops(sequences, slots, tokens)
@@ -90,13 +91,6 @@ class Committer:
         choices = list(live.sequences)
         state.end(live, FinishReason.error, message)
         return choices
-
-    def _append(self, sequences: list[Sequence], tokens: NDArray[np.int32], step: int) -> None:
-        now_s = self._state.now_s
-        for sequence, token in zip(sequences, tokens.tolist(), strict=True):
-            sequence.tokens.append(token)
-            sequence.record.times_s.append(now_s)
-            sequence.record.steps.append(step)
 
     def _end_unsampled(self, ids: NDArray[np.int64], record: StepRecord) -> None:
         """Requests that want no token end when the log-probabilities of their prompt are in."""

@@ -1,7 +1,6 @@
 """Typed settings of everything that is not a plugin. Ranges are checked on construction."""
 
 from dataclasses import dataclass
-from enum import Enum
 
 from core.errors import ConfigError
 
@@ -13,14 +12,6 @@ def require(holds: bool, field: str, rule: str, value: object) -> None:
 
 
 AUTO = "auto"
-
-
-class Records(Enum):
-    """How much a run writes: every step, only requests, or only the summary."""
-
-    full = "full"
-    requests = "requests"
-    summary = "summary"
 
 
 @dataclass

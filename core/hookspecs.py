@@ -85,9 +85,9 @@ class HookSpecs:
         """The model, loaded: a plugins.shared.model_protocols.Model, for the executor alone."""
 
     @hookspec(firstresult=True)
-    def build_attention(self, query: queries.AttentionQuery) -> Any:
-        """The backend, an AttentionBackend of the same file, likewise. Raises ConfigError at start
-        for a shape it cannot serve."""
+    def build_attention(self, query: Any) -> Any:
+        """AttentionQuery -> AttentionBackend of the same file, likewise. Raises ConfigError at the
+        start for a shape it cannot serve."""
 
     @hookspec(firstresult=True)
     def build_executor(self, query: queries.ExecutorQuery) -> protocols.Executor | None:
@@ -98,8 +98,9 @@ class HookSpecs:
         """A receiver of records; every answer is used."""
 
     @hookspec(firstresult=True)
-    def build_server(self, query: queries.ServerQuery) -> protocols.Server | None:
-        """Who brings in requests and carries out tokens, where the engine serves clients."""
+    def build_server(self, query: Any) -> Any:
+        """Who brings in requests and carries out tokens, for mode serve: ServerQuery -> Server of
+        plugins/shared/server_protocol.py."""
 
     @hookspec
     def on_run_start(self, query: RunInfo) -> None:

@@ -67,7 +67,11 @@ def _check_sequences(state: EngineState) -> None:
         queued = sequence.id in state.waiting
         _equal(f"sequence {sequence.id} waits and is queued", now is State.WAITING, queued)
         _equal(f"sequence {sequence.id} has a row", now is State.RUNNING, sequence.row is not None)
-        _equal(f"sequence {sequence.id} known tokens", int(table.known[slot]), len(sequence.tokens))
+        _equal(
+            f"sequence {sequence.id} known tokens",
+            int(table.known[slot]),
+            len(table.tokens(sequence)),
+        )
         if now is State.RUNNING:
             room = int(table.pages_held[slot]) * memory.page_size
             most = min(room, int(table.known[slot] + table.in_flight[slot]))

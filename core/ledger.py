@@ -29,6 +29,9 @@ class PageLedger:
         self.classes = np.full(num_pages + 1, PageClass.FREE, np.int8)
         self.classes[0] = PageClass.RESERVED
         self.refs = np.zeros(num_pages + 1, np.int32)
+        self._place = np.zeros(
+            num_pages + 1, np.int64
+        )  # scratch: where in a list a page stands last
         self.num_pages = num_pages
         self.num_free = num_pages
         self.num_tree = 0
@@ -87,12 +90,15 @@ class PageLedger:
 
     def _require(self, pages: Pages, owner: PageClass, who: str) -> None:
         """Raise InvariantError, changing nothing, unless `pages` are distinct ids of a class."""
+        if len(pages) == 0:
+            return
         outside = (pages < 1) | (pages > self.num_pages)
-        wrong = self.classes[np.where(outside, 0, pages)] != owner
+        wrong = outside if outside.any() else self.classes[pages] != owner
         if wrong.any():
             named = self._named(pages[wrong])
             raise InvariantError(f"{who} pages that are not {owner.name}: {named}")
-        if len(np.unique(pages)) != len(pages):
+        self._place[pages] = places = np.arange(len(pages))
+        if (self._place[pages] != places).any():
             raise InvariantError(f"{who} a page twice: {sorted(pages.tolist())}")
 
     def _named(self, pages: Pages) -> str:

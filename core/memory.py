@@ -88,7 +88,7 @@ class KVMemory:
         if self.uses_cache(sequence):
             limit = (known - 1) // self.page_size
             keys = self._keys(sequence, known)[:limit]
-            tokens = sequence.token_array()[: limit * self.page_size]
+            tokens = self._table.token_array(sequence)[: limit * self.page_size]
             match = self.cache.match(keys, tokens, sequence.request.namespace)
             cached = len(match.pages)
         longest = int(self._table.prompt[sequence.slot] + self._table.max_output[sequence.slot]) - 1
@@ -164,7 +164,7 @@ class KVMemory:
         if sequence.row is None or num_pages <= before:
             return 0
         keys = self._keys(sequence, num_pages * self.page_size)[:num_pages]
-        tokens = sequence.token_array()[: num_pages * self.page_size]
+        tokens = self._table.token_array(sequence)[: num_pages * self.page_size]
         pages = self.pages_of(sequence)[:num_pages]
         handle, existing, stored = self.cache.insert(
             keys, tokens, pages.copy(), sequence.request.namespace
@@ -198,8 +198,8 @@ class KVMemory:
     def forget(self, sequence: Sequence) -> None:
         """A released sequence went wrong: its pages leave the cache unless others use them."""
         if sequence.cacheable:
-            keys = self._keys(sequence, len(sequence.tokens))
-            tokens = sequence.token_array()[: len(keys) * self.page_size]
+            keys = self._keys(sequence, len(self._table.tokens(sequence)))
+            tokens = self._table.token_array(sequence)[: len(keys) * self.page_size]
             match = self.cache.match(keys, tokens, sequence.request.namespace)
             self._reclaim(self.cache.drop(match))
 
@@ -279,7 +279,7 @@ class KVMemory:
         have = len(sequence.page_keys)
         want = num_tokens // self.page_size
         if want > have:
-            tail = sequence.token_array()[have * self.page_size : want * self.page_size]
+            tail = self._table.token_array(sequence)[have * self.page_size : want * self.page_size]
             new = page_keys(tail, self.page_size)
             sequence.page_keys = np.concatenate([sequence.page_keys, new])
         return sequence.page_keys

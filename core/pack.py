@@ -76,7 +76,7 @@ class Packer:
         head = np.where(feedback, 0, table.last_token[rows.slots])[single]
         parts = [head]
         for index in np.flatnonzero(~latest).tolist():
-            tokens = table.at(int(rows.slots[index])).tokens
+            tokens = table.tokens(table.at(int(rows.slots[index])))
             begin, count = int(first[index]), int(rows.num_tokens[index])
             if count == 1:
                 head[index] = tokens[begin]
@@ -98,7 +98,7 @@ class Packer:
             row=int(state.table.row[slot]),
             params=params,
             prompt_len=int(state.table.prompt[slot]),
-            tokens=sequence.token_array(),
+            tokens=state.table.token_array(sequence),
             seed=request_seed(state.seed, sequence.request),
             choice=sequence.choice,
             end_token_ids=tuple(ends),

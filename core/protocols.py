@@ -1,14 +1,12 @@
 """Interfaces of the objects that `build_*` hooks return and the core calls. Models and attention,
 which an executor calls, are in plugins/shared/model_protocols.py."""
 
-from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
 from core.launch import Launch, LaunchResult, PoolLayout
-from core.queries import StepEvent
 from core.records import RequestRecord, RunInfo, StepRecord
 from core.request import Request
 
@@ -207,27 +205,3 @@ class Sink(Protocol):
 
     def close(self, run: RunInfo, summary: dict[str, Any]) -> None:
         """The run is over. summary: plugins.mode.summary's result."""
-
-
-class Server(Protocol):
-    """The clients of a serving engine. Called from the engine's thread alone; nothing here waits
-    for a client."""
-
-    draining: bool
-    """It is to end: nothing new comes in, and what runs may finish."""
-
-    def poll(self, timeout_s: float) -> Sequence[Request | str]:
-        """What came in: requests, their times those of time.perf_counter, and ids to abort. Waits
-        up to timeout_s for the first."""
-
-    def refuse(self, request_id: str, error: str) -> None:
-        """The engine did not take this request."""
-
-    def publish(self, event: StepEvent, records: Mapping[str, RequestRecord]) -> None:
-        """A step's tokens and ended requests; records: of every request in the event."""
-
-    def report(self, state: dict[str, Any]) -> None:
-        """How the engine is: JSON values. That it comes at all says that the loop is alive."""
-
-    def close(self) -> None:
-        """End the front ends."""

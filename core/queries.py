@@ -230,32 +230,15 @@ class ModelQuery:
 
 
 @dataclass(frozen=True, slots=True)
-class AttentionQuery:
-    """What the backend must serve; it refuses with ConfigError naming what does not fit.
-
-    dtype: of queries; kv_dtype: of the pool, whose values times k_scale and v_scale are K and V."""
-
-    num_q_heads: int
-    num_kv_heads: int
-    head_dim: int
-    dtype: str
-    kv_dtype: str
-    page_size: int
-    device: str
-    k_scale: float = 1.0
-    v_scale: float = 1.0
-
-
-@dataclass(frozen=True, slots=True)
 class ExecutorQuery:
-    """model() and attention(query) build the other parts on first call: an executor without a
-    device never imports them. seed: the run's. clock: the engine's. progress: show bars."""
+    """model() and attention(AttentionQuery) build the other parts on first call: an executor
+    without a device imports none. seed: the run's. clock: the engine's. progress: show bars."""
 
     engine: EngineConfig
     seed: int
     clock: Any
     model: Callable[[], Any]
-    attention: Callable[[AttentionQuery], Any]
+    attention: Callable[[Any], Any]
     progress: bool = False
 
 
@@ -264,15 +247,6 @@ class SinkQuery:
     """run: what is known of the run before it starts. folder: where it writes, absolute."""
 
     run: RunInfo
-    folder: str
-
-
-@dataclass(frozen=True, slots=True)
-class ServerQuery:
-    """facts: what clients may ask about: model, tokenizer, vocab_size, max_model_len, pool_tokens,
-    policy, hooks. folder: of the run, absolute."""
-
-    facts: dict[str, Any]
     folder: str
 
 

@@ -135,7 +135,7 @@ class Request:
 class Sequence:
     """One token stream of a request; numbers that policies see live in core/table.py under `id`.
 
-    record: times and steps of its tokens. tokens: prompt and generated ids, int32. page_keys:
+    record, tokens (prompt and generated ids, int32) lack the latest: see core/recent.py. page_keys:
     digests of the whole pages of `tokens`, grown on demand. prefix: the cache's lock handle, or
     None. row: device table row while running or draining."""
 
@@ -155,10 +155,6 @@ class Sequence:
     def slot(self) -> int:
         """Index into the table's columns."""
         return self.id & SLOT_MASK
-
-    def token_array(self) -> NDArray[np.int32]:
-        """A copy of the known token ids, int32 [known]."""
-        return np.frombuffer(self.tokens, np.int32).copy()
 
 
 SLOT_BITS = 20

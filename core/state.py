@@ -212,7 +212,8 @@ class EngineState:
         record.choices.append(choice)
 
     def _remove(self, live: Live, sequence: Sequence) -> None:
-        sequence.record.token_ids = sequence.tokens[int(self.table.prompt[sequence.slot]) :]
+        prompt = int(self.table.prompt[sequence.slot])
+        sequence.record.token_ids = self.table.tokens(sequence)[prompt:]
         live.record.computed_tokens += int(self.table.computed_total[sequence.slot])
         live.record.recomputed_tokens += int(self.table.recomputed_total[sequence.slot])
         self._take_out(sequence)

@@ -11,6 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from core.errors import InvariantError
+from core.recent import RecentTokens
 from core.request import SLOT_BITS, SLOT_MASK, Request, Sequence
 
 if TYPE_CHECKING:
@@ -81,6 +82,7 @@ class SequenceTable:
         for name, dtype in (FACTS | PRIVATE).items():
             self._bind(name, np.zeros(capacity, dtype))
         self.sequences: list[Sequence | None] = [None] * capacity
+        self._recent = RecentTokens(capacity)
         self._free = list(range(capacity - 1, -1, -1))
         self._serial = 0
         self._labels: dict[str, int] = {}
@@ -137,6 +139,7 @@ class SequenceTable:
         """Free the slot; the id never comes back."""
         if self.get(sequence.id) is not sequence:
             raise InvariantError(f"sequence {sequence.id} is not in the table")
+        self._recent.write_out(sequence)
         slot = sequence.slot
         self.columns["state"][slot] = State.DONE
         self.columns["id"][slot] = 0
@@ -162,6 +165,27 @@ class SequenceTable:
             raise InvariantError(f"slot {slot} is empty")
         return sequence
 
+    def append(
+        self,
+        slots: Slots,
+        tokens: NDArray[np.int32],
+        times_s: NDArray[np.float64],
+        steps: NDArray[np.int64],
+    ) -> None:
+        """The sequences in `slots` got tokens [len(slots), k] at times_s [k] in steps [k]."""
+        for slot in self._recent.full(slots, tokens.shape[1]).tolist():
+            self._recent.write_out(self.at(slot))
+        self._recent.append(slots, tokens, times_s, steps)
+
+    def tokens(self, sequence: Sequence) -> "array[int]":
+        """All known token ids; times and steps in its record are complete too."""
+        self._recent.write_out(sequence)
+        return sequence.tokens
+
+    def token_array(self, sequence: Sequence) -> NDArray[np.int32]:
+        """A copy of them, int32 [known]."""
+        return np.frombuffer(self.tokens(sequence), np.int32).copy()
+
     def view(self, slots: Slots) -> "RequestTable":
         """Read-only columns of `slots`, each gathered on first use."""
         return RequestTable(self, slots)
@@ -177,6 +201,7 @@ class SequenceTable:
         for name, column in list(self.columns.items()):
             self._bind(name, np.concatenate([column, np.zeros(old, column.dtype)]))
         self.sequences.extend([None] * old)
+        self._recent.double()
         self._free.extend(range(2 * old - 1, old - 1, -1))
 
 

@@ -10,7 +10,8 @@ import torch
 
 from core.hookspecs import hookimpl
 from core.launch import Launch, LaunchResult, PoolLayout
-from core.queries import AttentionQuery, ExecutorQuery, ModelQuery
+from core.queries import ExecutorQuery, ModelQuery
+from plugins.shared.model_protocols import AttentionQuery
 
 MAX_MODEL_LEN = 4096
 VOCAB = 8

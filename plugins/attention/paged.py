@@ -27,8 +27,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from core.config import require
 from core.hookspecs import hookimpl
-from core.queries import AttentionQuery
-from plugins.shared.model_protocols import AttentionBatch
+from plugins.shared.model_protocols import AttentionBatch, AttentionQuery
 
 if TYPE_CHECKING:
     from torch import Tensor  # the kernels bring torch; a run without a device never loads it

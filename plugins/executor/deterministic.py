@@ -4,8 +4,8 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from core.config import require
-from core.queries import AttentionQuery
 from plugins.executor.sampling import SamplingKernels
+from plugins.shared.model_protocols import AttentionQuery
 
 FIELD = "engine.deterministic"
 

@@ -6,7 +6,6 @@ from dataclasses import dataclass, field
 import torch
 
 from core.launch import Launch, PoolLayout
-from core.queries import AttentionQuery
 from plugins.executor.chunk_graphs import ChunkGraphs
 from plugins.executor.forward import Forward
 from plugins.executor.graphs import DecodeGraphs
@@ -16,7 +15,7 @@ from plugins.executor.penalties import PenaltyCounts
 from plugins.executor.pool import FLOAT8, KVPool
 from plugins.executor.rows import SamplingRows
 from plugins.executor.sharing import SharedPages
-from plugins.shared.model_protocols import AttentionBackend, Model
+from plugins.shared.model_protocols import AttentionBackend, AttentionQuery, Model
 
 SHARED_ROWS = 16
 """Fewest rows for which a launch that shares a prefix has graphs of its own."""

@@ -6,10 +6,9 @@ from contextlib import contextmanager
 
 from core.build import build_engine
 from core.clock import RealClock
-from core.config import Records
 from core.engine import Engine
 from plugins.mode.outlet import Outlet
-from plugins.shared.session import Session
+from plugins.shared.session import Records, Session
 
 
 @contextmanager

@@ -6,8 +6,7 @@ from core.clock import RealClock
 from core.config import require
 from core.engine import Engine
 from core.errors import ConfigError
-from core.protocols import Server
-from core.queries import ServerQuery, SinkQuery
+from core.queries import SinkQuery
 from core.request import FinishReason
 from plugins.mode.bench import Compiled
 from plugins.mode.outlet import Outlet
@@ -15,6 +14,7 @@ from plugins.mode.running import running
 from plugins.mode.serve_loop import ServeLoop
 from plugins.mode.summary import summarise, summary_of_hooks
 from plugins.mode.warm_up import warm_up
+from plugins.shared.server_protocol import Server, ServerQuery
 from plugins.shared.session import Session
 
 

@@ -8,11 +8,11 @@ from dataclasses import replace
 
 from core.engine import Engine
 from core.errors import EngineStoppedError, RequestError, described
-from core.protocols import Server
 from core.queries import StepEvent
 from core.records import RequestRecord
 from core.request import Request
 from plugins.mode.step_totals import SUMMED, StepTotals
+from plugins.shared.server_protocol import Server
 
 KEPT_REQUESTS = 1000  # ended ones whose latencies the summary tells
 FIRST_PAUSE_S = 0.01

@@ -236,7 +236,7 @@ def _add_details(news: StepNews, route: Route, record: RequestRecord, choice: in
     place, entry = len(news.keys), record.choices[choice]
     if entry.finish_reason:
         news.finish_reasons[place] = entry.finish_reason
-    if route.scored and len(entry.logprobs) == len(entry.times_s):
+    if route.scored:
         news.logprobs[place] = entry.logprobs[-1]
 
 

@@ -12,8 +12,6 @@ from pathlib import Path
 from core.config import require
 from core.errors import ConfigError
 from core.hookspecs import hookimpl
-from core.protocols import Server
-from core.queries import ServerQuery
 from plugins.server.channel import EngineEnd
 from plugins.server.client import Facts
 from plugins.server.hub import Hub
@@ -22,6 +20,7 @@ from plugins.server.messages import FromFront
 from plugins.server.settings import Settings
 from plugins.server.signals import StopSignals
 from plugins.server.workers import Work, Workers
+from plugins.shared.server_protocol import Server, ServerQuery
 
 START_S = 120.0  # for front ends to import what they need
 BACKLOG = 4096  # connections that wait to be accepted

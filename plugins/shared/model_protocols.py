@@ -1,4 +1,5 @@
-"""Interfaces between an executor, the model and attention. Tensors are Any: no torch here."""
+"""Interfaces between an executor, the model and attention, which the core never calls. Tensors are
+Any: no torch here."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -75,6 +76,23 @@ class AttentionBatch:
     num_decode_rows: int
     page_size: int
     shares_prefix: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class AttentionQuery:
+    """What the backend must serve; it refuses with ConfigError naming what does not fit.
+
+    dtype: of queries; kv_dtype: of the pool, whose values times k_scale and v_scale are K and V."""
+
+    num_q_heads: int
+    num_kv_heads: int
+    head_dim: int
+    dtype: str
+    kv_dtype: str
+    page_size: int
+    device: str
+    k_scale: float = 1.0
+    v_scale: float = 1.0
 
 
 class AttentionBackend(Protocol):

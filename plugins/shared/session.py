@@ -2,14 +2,23 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from enum import Enum
 from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
 from core.clock import Clock
-from core.config import EngineConfig, Records
+from core.config import EngineConfig
 from core.hooks import Hooks
 from core.records import RequestRecord, RunInfo
 from core.request import Request
+
+
+class Records(Enum):
+    """How much a run writes: every step, only requests, or only the summary."""
+
+    full = "full"
+    requests = "requests"
+    summary = "summary"
 
 
 class Workload(Protocol):

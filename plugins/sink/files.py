@@ -9,10 +9,10 @@ from typing import Any
 
 import numpy as np
 
-from core.config import Records
 from core.hookspecs import hookimpl
 from core.queries import SinkQuery
 from core.records import RequestRecord, RunInfo, StepRecord
+from plugins.shared.session import Records
 from plugins.sink.rows import REQUEST_COLUMNS, StepLines, plain, request_row
 
 # column of tokens.npz -> (array code, dtype)

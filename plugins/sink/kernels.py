@@ -13,11 +13,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
 
-from core.config import Records, require
+from core.config import require
 from core.errors import ConfigError
 from core.hookspecs import hookimpl
 from core.queries import SinkQuery
 from core.records import RequestRecord, RunInfo, StepRecord
+from plugins.shared.session import Records
 from plugins.sink.kernel_profile import KernelEvent, launches_of, times_of
 from plugins.sink.kernel_report import (
     Report,

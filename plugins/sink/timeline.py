@@ -8,10 +8,10 @@ for each token stream with spans waiting, prefill, decode and preempted.
 from pathlib import Path
 from typing import Any
 
-from core.config import Records
 from core.hookspecs import hookimpl
 from core.queries import SinkQuery
 from core.records import Choice, ChoiceRecord, RequestRecord, RunInfo, StepRecord
+from plugins.shared.session import Records
 from plugins.sink.rows import to_json
 
 ENGINE, REQUESTS = 1, 2

@@ -196,7 +196,7 @@ def preempting(engine, name, outputs):
     def before_step(step):
         if left and name in engine.state.live:
             sequence = sequence_of(engine, name)
-            known = len(sequence.tokens) - len(sequence.request.prompt)
+            known = len(engine.state.table.tokens(sequence)) - len(sequence.request.prompt)
             if known >= left[0] and sequence.row is not None:
                 engine.state.preempt(sequence)
                 left.pop(0)

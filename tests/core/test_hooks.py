@@ -22,6 +22,7 @@ from plugins.allocator.paged import PagedAllocator
 from plugins.cache.lru import LruEvictor
 from plugins.cache.radix import RadixTree
 from plugins.executor.fake import Fake
+from plugins.shared import model_protocols
 from plugins.step_time.fixed import Fixed
 from tests.core.hook_spies import LoggingSink, play_bench, spied, spy
 from tests.engine_harness import Arrival, finish, make_engine, run
@@ -250,7 +251,7 @@ def test_hook_build_model():
 
 
 def test_hook_build_attention():
-    shape = queries.AttentionQuery(4, 2, 8, "float32", "float32", 16, "cpu")
+    shape = model_protocols.AttentionQuery(4, 2, 8, "float32", "float32", 16, "cpu")
     attention = spy("build_attention", lambda _: "the backend")
     got = []
     wants = spy("build_executor", executor_that_wants(lambda q: got.append(q.attention(shape))))

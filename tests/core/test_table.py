@@ -41,7 +41,7 @@ def test_new_sequence_starts_waiting_with_its_numbers():
         "preemptions": 0,
     }
     assert {name: rows.columns[name][slot] for name in expected} == expected
-    assert sequence.token_array().tolist() == [1, 2, 3, 4, 5]
+    assert rows.token_array(sequence).tolist() == [1, 2, 3, 4, 5]
 
 
 def test_columns_of_a_reused_slot_start_afresh():

@@ -7,13 +7,12 @@ import torch
 
 from core.errors import ConfigError
 from core.hooks import Hooks
-from core.queries import AttentionQuery
 from kernels import extend_dense
 from kernels.declare import Capabilities, declare
 from kernels.extend import ExtendConfig
 from kernels.torch_reference import paged_decode, paged_extend
 from plugins.attention.paged import PagedAttention
-from plugins.shared.model_protocols import AttentionBatch
+from plugins.shared.model_protocols import AttentionBatch, AttentionQuery
 
 
 def query(**changes):

@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from core.clock import Clock, VirtualClock
-from core.config import EngineConfig, Records
+from core.config import EngineConfig
 from core.hooks import Hooks
 from core.hookspecs import hookimpl
 from core.records import RunInfo
@@ -20,7 +20,7 @@ from plugins.executor.fake import Fake
 from plugins.order.fcfs import Fcfs
 from plugins.predictor.max_tokens_share import MaxTokensShare
 from plugins.preemption.evict_shortest import EvictShortest
-from plugins.shared.session import Session
+from plugins.shared.session import Records, Session
 from plugins.sink.files import Files
 from plugins.step_time.fixed import Fixed
 
