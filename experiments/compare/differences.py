@@ -192,10 +192,11 @@ def _check_field(
     for request_id, row in first.items():
         values = base.requests[name][row], own.requests[name][second[request_id]]
         if values[0] != values[1]:
-            hint = " (--closed-loop if arrivals follow from what ended)"
+            arrives = name == "arrival_s"
+            hint = " (--closed-loop if arrivals follow from what ended)" if arrives else ""
             raise ConfigError(
                 f"{_names(base, own)} must have the same requests to be paired; {name} of "
-                f"{request_id} differs: {values[0]} and {values[1]}{hint if name == 'arrival_s' else ''}"
+                f"{request_id} differs: {values[0]} and {values[1]}{hint}"
             )
 
 

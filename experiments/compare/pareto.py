@@ -69,7 +69,7 @@ def draw(found: Sequence[Point], x: Metric, y: Metric, palette: Palette, figure:
     axes.set_xlabel(x.title)
     axes.set_ylabel(y.title)
     tidy(axes)
-    legend(axes, 2)
+    legend(figure)
 
 
 def _good(metric: Metric, value: float) -> float:

@@ -27,6 +27,11 @@ class Group:
         """`key=value ...` of what sets it apart; "" if there is one setting alone."""
         return " ".join(f"{key}={value}" for key, value in self.leaves.items())
 
+    @property
+    def short(self) -> str:
+        """The same with the last part of each key alone."""
+        return " ".join(f"{key.split('.')[-1]}={value}" for key, value in self.leaves.items())
+
 
 def arrange(runs: Iterable[Run], by: Sequence[str] = BY) -> list[Group]:
     """Groups of runs that share all of their config but the seed and the paths in `by`.

@@ -9,7 +9,9 @@ from typing import Any
 
 import matplotlib as mpl
 from matplotlib.axes import Axes
+from matplotlib.axis import Axis
 from matplotlib.figure import Figure
+from matplotlib.ticker import FuncFormatter, LogLocator
 
 COLUMN_IN, FULL_IN = 3.3, 7.0  # a column and a page of a two-column paper
 DPI = 300
@@ -26,6 +28,8 @@ MARKERS = ("o", "s", "^", "D", "v", "P", "X")
 LINES: tuple[Any, ...] = ("-", "--", ":", "-.", (0, (5, 1)), (0, (3, 1, 1, 1)), (0, (1, 1)))
 MUTED, GRID = "#555555", "#E6E6E6"
 COLOUR_FILE = "colours.json"
+CROWDED = 100  # an axis over more than two decades
+POINTS_PER_LETTER, HANDLE_POINTS = 4.0, 34.0  # of a legend's entry
 RC: dict[Any, Any] = {
     "font.size": 8,
     "axes.labelsize": 8,
@@ -95,21 +99,37 @@ def tidy(axes: Axes) -> None:
     axes.set_axisbelow(True)
 
 
-def legend(axes: Axes, columns: int = 3) -> None:
-    """Above the axes, without a frame; nothing where nothing is labelled."""
-    handles, labels = axes.get_legend_handles_labels()
-    if labels:
-        axes.legend(
-            handles,
-            labels,
-            loc="lower left",
-            bbox_to_anchor=(0, 1.01),
-            ncols=columns,
+def legend(figure: Figure, extra: Sequence[tuple[Any, str]] = ()) -> None:
+    """One for all axes, above them, each label once; nothing where nothing is labelled."""
+    found = {label: handle for handle, label in extra}
+    for axes in figure.axes:
+        for handle, label in zip(*axes.get_legend_handles_labels(), strict=True):
+            found.setdefault(label, handle)
+    if found:
+        longest = max(map(len, found))
+        columns = int(figure.get_figwidth() * 72 / (longest * POINTS_PER_LETTER + HANDLE_POINTS))
+        figure.legend(
+            list(found.values()),
+            list(found),
+            loc="outside upper left",
+            ncols=min(max(columns, 1), len(found)),
             frameon=False,
             borderaxespad=0,
             handlelength=1.8,
             columnspacing=1.0,
         )
+
+
+def log_ticks(axis: Axis) -> None:
+    """Powers of ten written out, and 2 and 5 of each where they have room."""
+
+    def between(value: float, _: int) -> str:
+        low, high = axis.get_view_interval()
+        return f"{value:g}" if high < low * CROWDED else ""
+
+    axis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
+    axis.set_minor_locator(LogLocator(subs=(2, 5)))
+    axis.set_minor_formatter(FuncFormatter(between))
 
 
 def save(figure: Figure, stem: Path) -> list[Path]:

@@ -1,0 +1,1 @@
+"""A paper's figures, drawn from run folders."""
