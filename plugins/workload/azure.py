@@ -12,7 +12,7 @@ import numpy as np
 
 from core.config import require
 from core.request import Request
-from plugins.workload.common import TRACES
+from plugins.workload.common import TRACES, open_text
 from plugins.workload.contents import unshared
 from plugins.workload.trace import Cut, Trace, replay
 
@@ -60,7 +60,7 @@ class Azure:
 def read_azure(dataset: str) -> Trace:
     """The whole trace, arrivals in seconds after its first request."""
     path = TRACES / "azure2023" / f"AzureLLMInferenceTrace_{dataset}.csv"
-    with open(path, encoding="utf-8", newline="") as lines:
+    with open_text(path) as lines:
         rows = list(csv.reader(lines))[1:]
     times, prompts, outputs = zip(*rows, strict=True)
     stamps = np.array(times, dtype="datetime64[ns]")

@@ -4,7 +4,7 @@ import gzip
 import json
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -76,8 +76,7 @@ def read_jsonl(path: Path, field: str) -> Iterator[tuple[int, dict[str, Any]]]:
     Raises ConfigError for a missing file, and naming the line that is not a JSON object.
     """
     require(path.is_file(), field, "an existing file", str(path))
-    opener = gzip.open if path.suffix == ".gz" else open
-    with opener(path, "rt", encoding="utf-8") as lines:
+    with open_text(path) as lines:
         for number, line in enumerate(lines, start=1):
             if not line.strip():
                 continue
@@ -88,6 +87,13 @@ def read_jsonl(path: Path, field: str) -> Iterator[tuple[int, dict[str, Any]]]:
             where = f"{path}, line {number}"
             require(isinstance(entry, dict), where, "a JSON object", line.strip()[:80])
             yield number, entry
+
+
+def open_text(path: Path) -> TextIO:
+    """A text file in UTF-8, open to be read; gzip if the name ends in .gz."""
+    if path.suffix == ".gz":
+        return cast(TextIO, gzip.open(path, "rt", encoding="utf-8", newline=""))
+    return open(path, encoding="utf-8", newline="")
 
 
 def encode(tokenizer: Any, text: str, chat: bool) -> Ids:

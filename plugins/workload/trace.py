@@ -22,7 +22,8 @@ class Trace:
     """A trace as columns of equal length, in order of arrival.
 
     row: place in the source, which names the request NAME-ROW. arrival_s: float64. prompt_tokens,
-    output_tokens: int64, each >= 1. client: indices into `clients`, None = no labels.
+    output_tokens: int64, each >= 1. client: indices into `clients`, None = no labels. session:
+    numbers of the sessions, None = none.
     """
 
     name: str
@@ -32,6 +33,7 @@ class Trace:
     output_tokens: NDArray[np.int64]
     client: NDArray[np.int64] | None = None
     clients: Sequence[str] = ()
+    session: NDArray[np.int64] | None = None
 
     def __len__(self) -> int:
         return len(self.row)
@@ -45,6 +47,7 @@ class Trace:
             prompt_tokens=self.prompt_tokens[which],
             output_tokens=self.output_tokens[which],
             client=None if self.client is None else self.client[which],
+            session=None if self.session is None else self.session[which],
         )
 
 
@@ -130,11 +133,16 @@ def replay(
     cut: Cut,
     contents: Contents,
     temperature: float,
+    times: Callable[[int], NDArray[np.float64]] | None = None,
 ) -> tuple[LazyRequests, dict[str, Any]]:
-    """The requests of a cut, output lengths forced, and what to say of them in the manifest."""
+    """The requests of a cut, output lengths forced, and what to say of them in the manifest.
+
+    times: draws the arrivals of so many requests, for a trace that has none.
+    """
     part, counted = cut.fit(cut.part(trace))
     params = SamplingParams(max_tokens=cut.stated(part.output_tokens), temperature=temperature)
-    arrivals = (part.arrival_s - part.arrival_s[0]) / cut.rate_scale
+    recorded = part.arrival_s - part.arrival_s[0]
+    arrivals = (recorded if times is None else times(len(part))) / cut.rate_scale
     prompt = contents(part)
 
     def build(number: int) -> Request:
@@ -144,6 +152,7 @@ def replay(
             params=params,
             arrival_s=float(arrivals[number]),
             client="" if part.client is None else part.clients[part.client[number]],
+            session="" if part.session is None else f"session-{part.session[number]}",
             forced_output=int(part.output_tokens[number]),
         )
 

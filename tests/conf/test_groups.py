@@ -20,6 +20,8 @@ OPTIONAL = ("policy", "sink", "kernel", "experiment")
 NEEDED = {
     "model=hf": ["model.path=somewhere"],
     "workload=file": ["workload.path=trace.jsonl"],
+    "workload=burstgpt": ["workload.path=BurstGPT_1.csv"],
+    "workload=qwen_bailian": ["workload.path=qwen_coder_blksz_16.jsonl"],
     "mode=generate": ["prompt=Hello"],
     "mode=explain": ["run=outputs/some", "request=r-1"],
     "+experiment=engines": ["workload.path=trace.jsonl"],

@@ -64,8 +64,8 @@ def test_rate_scale_and_the_cap_shorten_think_times():
 
 
 def test_sub_agents_run_side_by_side_and_the_next_call_waits_for_the_last():
-    """trace_0254, number 246: a call at 30 s takes 22.85 s; three sub-agents end at 137.013, 143.843, 149.516
-    after 83.993, 90.823, 96.496 s; the next call is sent at 164."""
+    """trace_0254, number 246: a call at 30 s takes 22.85 s; three sub-agents end at 137.013,
+    143.843, 149.516 after 83.993, 90.823, 96.496 s; the next call is sent at 164."""
     (session,) = read_sessions(246, 1)
     assert session.name == "trace_0254"
     turn = next(i for i, turn in enumerate(session.turns) if turn.agents)

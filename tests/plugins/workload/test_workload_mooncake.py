@@ -56,7 +56,7 @@ def test_unbounded_cache_hits_the_published_share_of_blocks(dataset, references,
 
 
 @pytest.mark.parametrize(
-    ("dataset", "num", "vocab"), [("conversation", 600, 151_936), ("synthetic", 600, 1000)]
+    ("dataset", "num", "vocab"), [("conversation", 400, 151_936), ("synthetic", 400, 1000)]
 )
 @pytest.mark.parametrize("page_size", [16, 64])
 def test_small_pages_share_what_the_blocks_share(dataset, num, vocab, page_size):
