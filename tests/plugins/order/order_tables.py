@@ -1,10 +1,46 @@
-"""Questions to orders over hand-made tables, without an engine."""
+"""Every shipped order by name, and questions to them over hand-made tables, without an engine."""
+
+from collections.abc import Callable
 
 import numpy as np
 
 from core.queries import OrderQuery
 from core.request import Request
 from core.table import RequestTable
+from plugins.order.dfs_weight import DfsWeight
+from plugins.order.dlpm import Dlpm
+from plugins.order.fcfs import Fcfs
+from plugins.order.hrrn import Hrrn
+from plugins.order.k_lpm import KLpm
+from plugins.order.longest_prefix import LongestPrefix
+from plugins.order.mlfq import Mlfq
+from plugins.order.priority import Priority
+from plugins.order.priority_ageing import PriorityAgeing
+from plugins.order.sjf import Sjf
+from plugins.order.slack import Slack
+from plugins.order.srtf import Srtf
+from plugins.order.trail import Trail
+from plugins.order.vtc import Vtc
+from plugins.predictor.oracle import Oracle
+
+ORDERS: dict[str, Callable[[], dict[str, object]]] = {  # makers: some keep a state of their own
+    "fcfs": lambda: {"mine": Fcfs()},
+    "priority": lambda: {"mine": Priority()},
+    "priority_ageing": lambda: {"mine": PriorityAgeing(0.1)},
+    "sjf": lambda: {"mine": Sjf()},
+    "sjf_oracle": lambda: {"mine": Sjf(), "oracle": Oracle()},
+    "srtf": lambda: {"mine": Srtf()},
+    "trail": lambda: {"mine": Trail()},
+    "trail_oracle": lambda: {"mine": Trail(1.0), "oracle": Oracle()},
+    "slack": lambda: {"mine": Slack(0.001, 0.01)},
+    "longest_prefix": lambda: {"mine": LongestPrefix(twin_tokens=16, max_waiting=20)},
+    "k_lpm": lambda: {"mine": KLpm(3)},
+    "dfs_weight": lambda: {"mine": DfsWeight(min_tokens=16)},
+    "hrrn": lambda: {"mine": Hrrn(window=8)},
+    "vtc": lambda: {"mine": Vtc(client_weights={"c1": 2.0})},
+    "dlpm": lambda: {"mine": Dlpm(quantum=30.0)},
+    "mlfq": lambda: {"mine": Mlfq(quantum=2, prompt_tokens_per_iteration=16, promote_after=20)},
+}
 
 
 def order_query(

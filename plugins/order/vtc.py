@@ -1,0 +1,77 @@
+"""Virtual token counter: the client that was served least goes first (VTC, Sheng et al., OSDI 2024,
+arXiv:2401.00588).
+
+Each client has a counter of the service it got: `prompt_weight` for a prompt token, charged when
+its request starts, `output_weight` for an output token, divided by the client's weight. The next to
+start is the oldest request of the client with the least counter. A client that comes back to the
+queue is lifted to the least counter of those in it (with nobody in it, to that of the client that
+left it last), so that idle time earns no credit.
+
+While two clients keep requests waiting, their service differs by at most 2 * max(prompt_weight *
+longest prompt, output_weight * M), M the tokens that run at once, and by what one step serves,
+since accounts are one step behind the plan.
+"""
+
+import numpy as np
+from numpy.typing import NDArray
+
+from core.config import require
+from core.hookspecs import hookimpl
+from core.queries import Hold, OrderDecision, OrderQuery, StepEvent
+from plugins.order.accounts import Accounts, Look
+
+
+class Vtc:
+    """prompt_weight, output_weight: the paper's w_p and w_q. client_weights: client -> weight, 1
+    for others: a client of weight 2 is entitled to twice the service. Requests that name no client
+    are those of one."""
+
+    def __init__(
+        self,
+        prompt_weight: float = 1.0,
+        output_weight: float = 2.0,
+        client_weights: dict[str, float] | None = None,
+    ) -> None:
+        require(0 <= prompt_weight < np.inf, "prompt_weight", ">= 0 and finite", prompt_weight)
+        require(0 < output_weight < np.inf, "output_weight", "> 0 and finite", output_weight)
+        weights = client_weights or {}
+        self._accounts = Accounts(prompt_weight, output_weight, prompt_weight, weights)
+        self._keys: dict[int, float] = {}
+        self._clients: dict[int, str] = {}
+        self._left_last: str | None = None
+
+    @hookimpl
+    def on_step(self, query: StepEvent) -> None:
+        """Note the step's service."""
+        self._accounts.on_step(query)
+
+    @hookimpl
+    def decide_order(self, query: OrderQuery) -> OrderDecision:
+        """Key: the client's counter when the request's turn comes, were all before it started; for
+        this step alone."""
+        waiting = query.waiting
+        look = self._accounts.look(query, np.zeros(len(waiting), np.int32))
+        if look.left:
+            self._left_last = self._clients[max(look.left, key=self._keys.__getitem__)]
+        order = np.lexsort((waiting.arrival_order, waiting.preemptions == 0))
+        self._lift(look, order)
+        counters = np.array([self._accounts.of(client) for client in look.clients])
+        keys = counters + look.before(order)
+        ids = waiting.id.tolist()
+        self._keys = dict(zip(ids, keys.tolist(), strict=True))
+        self._clients = dict(zip(ids, look.clients, strict=True))
+        return OrderDecision(keys, Hold.STEP, "client served least")
+
+    def _lift(self, look: Look, order: NDArray[np.int64]) -> None:
+        """Raise the counters of clients that came to the queue, in the order of their requests."""
+        active, accounts = set(look.stayed), self._accounts
+        for client in dict.fromkeys(look.clients[row] for row in order.tolist()):
+            if client in active:
+                continue
+            if active:
+                least = min(map(accounts.of, active))
+            else:
+                least = 0.0 if self._left_last is None else accounts.of(self._left_last)
+            lift = max(least - accounts.of(client), 0.0)
+            accounts.charged[client] = accounts.charged.get(client, 0.0) + lift
+            active.add(client)
