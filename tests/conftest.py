@@ -16,7 +16,7 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 if not any(Path(driver).exists() for driver in GPU_DRIVERS):
     os.environ.setdefault("TRITON_INTERPRET", "1")
 
-pytest_plugins = ["tests.kernels.conformance.plugin"]
+pytest_plugins = ["tests.kernels.conformance.plugin", "tests.plugins.conformance.plugin"]
 
 PLUGINS = '''
 import json

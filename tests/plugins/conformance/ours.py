@@ -1,0 +1,14 @@
+"""What shipped policies say of starvation where their classes do not say it themselves."""
+
+STARVES = {
+    "plugins.order.priority.Priority": "while more urgent requests keep coming",
+    "plugins.order.sjf.Sjf": "long requests wait while shorter ones keep coming",
+    "plugins.order.srtf.Srtf": "long requests wait while shorter ones keep coming",
+    "plugins.order.trail.Trail": "long requests wait while shorter ones keep coming",
+    "plugins.order.slack.Slack": "without a deadline a request waits while others have one",
+    "plugins.batching.prefill_first.PrefillFirst": "streams stand still while prompts keep coming",
+}
+
+BOUNDS_S = {
+    "plugins.order.priority_ageing.PriorityAgeing": 90.0,  # 9 levels of 10 s
+}
