@@ -19,11 +19,12 @@ STREAMS = ("choice", "arrival", "prompt_length", "output_length", "token_ids")
 Ids = NDArray[np.int32]
 
 
-def stream(seed: int, name: str) -> np.random.Generator:
+def stream(seed: int, name: str, *part: int) -> np.random.Generator:
     """An independent generator for each purpose (one of STREAMS): changing the arrival rate, say,
-    leaves prompts and lengths as they were."""
-    key = np.random.SeedSequence(entropy=abs(seed), spawn_key=(int(seed < 0), STREAMS.index(name)))
-    return np.random.default_rng(key)
+    leaves prompts and lengths as they were. part: numbers >= 0 that tell apart what draws on its
+    own, such as clients."""
+    key = (int(seed < 0), STREAMS.index(name), *part)
+    return np.random.default_rng(np.random.SeedSequence(entropy=abs(seed), spawn_key=key))
 
 
 def arrivals(num: int, rate: float | None, seed: int, cv: float = 1.0) -> NDArray[np.float64]:
