@@ -36,6 +36,10 @@ class PageRun:
         tokens = (self.tokens or b"") + (other.tokens or b"") if both else None
         return PageRun(self.keys + other.keys, tokens, self.page_size)
 
+    def page_keys(self, count: int) -> Keys:
+        """Keys of the first `count` pages, read-only."""
+        return np.frombuffer(self.keys, np.uint64, count)
+
     def key(self, page: int) -> int:
         """Key of one page."""
         key: int = np.frombuffer(self.keys, np.uint64, 1, page * KEY_BYTES).item()
@@ -52,7 +56,7 @@ class PageRun:
     def common_pages(self, asked: "PageRun", start: int, count: int) -> int:
         """How many of the first `count` pages equal those of `asked` from page `start` on; neither
         may have fewer."""
-        mine = np.frombuffer(self.keys, np.uint64, count)
+        mine = self.page_keys(count)
         theirs = np.frombuffer(asked.keys, np.uint64, count, start * KEY_BYTES)
         same = _common_head(mine, theirs)
         if self.tokens is None or asked.tokens is None:

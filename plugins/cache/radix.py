@@ -131,7 +131,7 @@ class RadixTree:
     def evict(self, num_pages: int) -> Pages:
         """Drop `num_pages` unlocked pages, or all there are: leaves in the evictor's order, each
         from its tail. Returns exactly the pages dropped, int32."""
-        wanted = min(num_pages, self.num_evictable)
+        wanted = min(int(num_pages), self.num_evictable)
         dropped = [np.empty(0, np.int32)]
         if wanted > 0:
             self._version += 1

@@ -1,11 +1,13 @@
 """Nodes of the radix tree: runs of pages, with the operations that cut and join them."""
 
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 
 from core.protocols import Pages
 from plugins.cache.page_run import PageRun
+from plugins.cache.path_digest import namespace_digest, next_digest, path_digests
 
 RootKey = tuple[str, bool]  # namespace; whether its paths have tokens
 
@@ -18,7 +20,8 @@ class Node:
     pages (a trimmed leaf may keep more for a while). pages int32 [num_pages], never written, only
     replaced. depth_pages: pages from the root to the node's end. locks: handles whose path includes
     the node. evictable: it is a leaf without locks, offered to the evictor. created, last_used:
-    access counts of the cache. hits: locks of a match through the node.
+    access counts of the cache. hits: locks of a match through the node. memo: the evictor's own;
+    both halves of a split node start with it.
     """
 
     parent: "Node | None"
@@ -32,8 +35,32 @@ class Node:
     locks: int = 0
     hits: int = 0
     evictable: bool = False
+    memo: Any = None
     root_key: RootKey | None = None  # of a root: its place in the tree
     children: "dict[int, Node]" = field(default_factory=dict)
+    _end_digest: int | None = None  # of the path down to the node's end, once someone asked
+
+    @property
+    def head_digest(self) -> int:
+        """Digest of the path down to and including the node's first page: what names it after it is
+        gone. Worked out once for the pages above, on first use."""
+        assert self.parent is not None, "a root has no pages to name"
+        depth = self.depth_pages - self.num_pages
+        return next_digest(self.first_key, depth, self.parent._digest())
+
+    def _digest(self) -> int:
+        above: list[Node] = []
+        node = self
+        while node._end_digest is None and node.parent is not None:
+            above.append(node)
+            node = node.parent
+        assert node._end_digest is not None, "a root is made with its digest"
+        digest = node._end_digest
+        for node in reversed(above):
+            keys = node.content.page_keys(node.num_pages)
+            digest = int(path_digests(keys, node.depth_pages - node.num_pages, digest)[-1])
+            node._end_digest = digest
+        return digest
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -62,7 +89,9 @@ class Handle:
 def new_root(key: RootKey) -> Node:
     """A node without parent and pages."""
     nothing = PageRun(b"", None, 1)
-    return Node(None, 0, nothing, np.empty(0, np.int32), 0, 0, 0, 0, root_key=key)
+    root = Node(None, 0, nothing, np.empty(0, np.int32), 0, 0, 0, 0, root_key=key)
+    root._end_digest = namespace_digest(key[0])
+    return root
 
 
 def append_child(parent: Node, path: PageRun, pages: Pages, start: int, now: int) -> Node:
@@ -100,6 +129,7 @@ def split_node(node: Node, at: int) -> Node:
         last_used=node.last_used,
         locks=node.locks,
         hits=node.hits,
+        memo=node.memo,
     )
     parent.children[upper.first_key] = upper
     node.parent = upper
@@ -133,6 +163,7 @@ def cut_tail(node: Node, count: int) -> Pages:
     node.pages = node.pages[:keep]
     node.num_pages = keep
     node.depth_pages -= count
+    node._end_digest = None
     # Copying at half the size keeps both the cost of many small cuts and the memory linear.
     if 2 * keep < len(node.content):
         node.content = node.content.part(0, keep)
