@@ -7,7 +7,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 UInt64 = NDArray[np.uint64]
-_ODD = np.array([0x9E3779B97F4A7C15, 0xD1B54A32D192ED03, 0x8CB92BA72F3D8DD7], np.uint64)
+_ODD = np.array([0x9E3779B97F4A7C15, 0xD1B54A32D192ED03], np.uint64)
+POSITION = np.uint64(0x8CB92BA72F3D8DD7)
 
 
 class Script:
@@ -30,7 +31,7 @@ class Script:
         mixed = (
             seeds.astype(np.uint64) * _ODD[0]
             + choices.astype(np.uint64) * _ODD[1]
-            + positions.astype(np.uint64) * _ODD[2]
+            + positions.astype(np.uint64) * POSITION
         )
         tokens = (mix(mixed) % np.uint64(self.vocab_size)).astype(np.int64)
         if len(self._seeds):
@@ -53,6 +54,14 @@ class Script:
         for index in np.flatnonzero(early).tolist():
             tokens[index] = self.without(int(tokens[index]), banned)
         return np.where(scripted & (positions == stops), self._ends[:1], tokens)
+
+
+def stream_start(seed: int, choice: int, first_position: int) -> int:
+    """What `mix` is given for the position 0 of a text whose output begins at first_position, less
+    than 2^64: the token at a position p of the text, p - first_position of the output, is
+    mix(start + p * POSITION) % vocab_size where nothing is scripted."""
+    seed_part, choice_part = seed * int(_ODD[0]), choice * int(_ODD[1])
+    return (seed_part + choice_part - first_position * int(POSITION)) % (1 << 64)
 
 
 def mix(values: UInt64) -> UInt64:
