@@ -38,6 +38,8 @@ def run(config: DictConfig) -> dict[str, Any]:
         records=settings.records,
         progress=settings.progress,
         workload=build("workload", composed.config["workload"]),
+        measure=settings.measure,
+        slo=settings.slo,
     )
     mode: Mode = build("mode", composed.config["mode"])
     with recorded(session):

@@ -13,8 +13,9 @@ from conf.auto import choose_by_device
 from conf.folders import policy_label, register_resolvers
 from conf.schema import check_top_level, read_settings, register_schema
 from conf.settings import ClockKind, RunConfig
-from core.clock import Clock, RealClock, VirtualClock
+from core.clock import Clock
 from core.errors import ConfigError
+from plugins.shared.clocks import RealClock, VirtualClock
 
 PLUGIN_GROUPS = ("model", "batching", "allocator", "cache", "attention", "executor", "server")
 Nodes = dict[str, tuple[str, Mapping[str, Any]]]

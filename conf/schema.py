@@ -10,6 +10,7 @@ from omegaconf import DictConfig, OmegaConf
 from conf.settings import RunConfig
 from core.config import EngineConfig
 from core.errors import ConfigError
+from plugins.shared.measure import Measure, Slo
 
 GROUPS = (
     "model",
@@ -25,6 +26,7 @@ GROUPS = (
 )
 COLLECTIONS = ("defaults_behind", "sinks", "plugins")
 SETTINGS = tuple(field.name for field in fields(RunConfig))
+NESTED: dict[str, Any] = {"engine": EngineConfig, "measure": Measure, "slo": Slo}
 
 
 def register_schema() -> None:
@@ -41,12 +43,14 @@ def register_schema() -> None:
 
 def read_settings(config: DictConfig) -> RunConfig:
     """The settings as dataclasses. Raises ConfigError for an unknown key or a bad value."""
-    names = [one.name for one in fields(EngineConfig)]
-    for key in config.engine:
-        if key not in names:
-            raise ConfigError(unknown_key(str(key), names, "engine."))
-    values: dict[str, Any] = {key: config[key] for key in SETTINGS if key != "engine"}
-    return RunConfig(engine=EngineConfig(**{name: config.engine[name] for name in names}), **values)
+    values: dict[str, Any] = {key: config[key] for key in SETTINGS if key not in NESTED}
+    for name, kind in NESTED.items():
+        names = [one.name for one in fields(kind)]
+        for key in config[name]:
+            if key not in names:
+                raise ConfigError(unknown_key(str(key), names, f"{name}."))
+        values[name] = kind(**{key: config[name][key] for key in names})
+    return RunConfig(**values)
 
 
 def check_top_level(config: DictConfig) -> None:

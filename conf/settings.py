@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 
 from core.config import EngineConfig, require
+from plugins.shared.measure import Measure, Slo
 from plugins.shared.session import Records
 
 
@@ -22,7 +23,8 @@ class RunConfig:
     seed: of random weights, workload, policies and sampling. name: label of the run, None = its
     policies and seed. device: auto, cpu, cuda or cuda:N. clock: set by the choice of executor.
     records: how much is written. progress: bars on long work. plugin_path: folder of a user's own
-    plugins, its conf/ beside them.
+    plugins, its conf/ beside them. measure: the requests that enter no figure. slo: what requests
+    are promised, for the share that got it.
     """
 
     seed: int = 0
@@ -33,6 +35,8 @@ class RunConfig:
     progress: bool = True
     plugin_path: str | None = None
     engine: EngineConfig = field(default_factory=EngineConfig)
+    measure: Measure = field(default_factory=Measure)
+    slo: Slo = field(default_factory=Slo)
 
     def __post_init__(self) -> None:
         require(0 <= self.seed < 2**63, "seed", "in [0, 2**63)", self.seed)

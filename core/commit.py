@@ -58,13 +58,15 @@ class Committer:
         self._prompt_logprobs(launch, ids, result)
         self._end_unsampled(ids[~launch.samples], record)
         alive = table.id[sampled & SLOT_MASK] == sampled
-        slots, tokens = (sampled & SLOT_MASK)[alive], result.tokens[alive]
+        slots, steps = (sampled & SLOT_MASK)[alive], record.step + np.arange(launch.repeats)
+        streams = result.tokens.reshape(len(sampled), launch.repeats)[alive]
+        tokens = streams[:, -1]
         sequences = list(map(table.at, slots.tolist()))
-        table.known[slots] += 1
-        table.in_flight[slots] -= 1
+        table.known[slots] += launch.repeats
+        table.in_flight[slots] -= launch.repeats
         table.last_token[slots] = tokens
-        now_s, step = np.array([state.now_s]), np.array([record.step])
-        table.append(slots, tokens[:, None], now_s, step)
+        ends_s = np.array([state.now_s]) if result.ends_s is None else result.ends_s
+        table.append(slots, streams, ends_s, steps)
         for place in result.logprobs.keys() & set(np.flatnonzero(alive).tolist()):
             table.at(int(sampled[place]) & SLOT_MASK).record.logprobs.append(result.logprobs[place])
         stops = self._stops(sequences, slots, tokens)
@@ -77,8 +79,8 @@ class Committer:
             state.finish(sequence, reason, sequence.error if not stops[index] else "")
         for index in np.flatnonzero(table.state[slots] == State.WAITING).tolist():
             state.waiting.touch(sequences[index].id)
-        record.sampled_tokens = len(sequences)
-        return sequences, tokens
+        record.sampled_tokens = len(sequences) * launch.repeats
+        return sequences, streams.ravel()
 
     def fail(self, id: int, error: str, record: StepRecord) -> list[Sequence]:
         """End the request of a sequence, if it still lives, with all its choices; returns these."""

@@ -57,7 +57,7 @@ class Engine:
     _committer: Committer = field(init=False)
 
     def __post_init__(self) -> None:
-        self._planner = Planner(self.state)
+        self._planner = Planner(self.state, self.executor)
         self._packer = Packer(self.state)
         self._committer = Committer(self.state)
 
@@ -96,8 +96,9 @@ class Engine:
         """End a request at the next step. Unknown and ended ids are ignored."""
         self._inbox.append(request_id)
 
-    def step(self) -> StepEvent | None:
+    def step(self, until_s: float = 0.0) -> StepEvent | None:
         """One iteration. With overlap the event is the previous launch's. None: nothing to tell.
+        until_s: nobody else comes before; in simulated time steps that only decode may go in one.
 
         A launch that cannot be made (LaunchError) fails its requests and no others. What else the
         executor raises ends every request with that reason, tokens in flight are dropped, and the
@@ -110,12 +111,12 @@ class Engine:
         state.now_s = state.clock.now()
         record = StepRecord(self.steps, state.now_s)
         self._drain()
-        rows = self._planner.plan(record)
+        rows = self._planner.plan(record, until_s)
         watch.lap(record, "plan")
         launched = rows is not None and self._launch(rows, record, watch)
         self._check_progress(rows is not None, record)
         event = self._after_launch(launched, record, watch)
-        self.steps += 1
+        self.steps += record.steps
         if state.config.strict:
             check_invariants(state, [entry.ids for entry in self._in_flight])
         return event

@@ -1,7 +1,6 @@
 """Typed access to the hooks: registers plugins, refuses malformed ones, counts answers."""
 
 import inspect
-import warnings
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from types import SimpleNamespace
@@ -38,7 +37,7 @@ class Hooks:
     """All plugins of one engine.
 
     `who[hook]`: the plugin that answered last. `displaces`: one preempts for waiting requests.
-    `oracle`: the length predictor in charge is shown true lengths."""
+    `oracle`: the length predictor in charge is shown true lengths. `steady`: see hookspecs."""
 
     def __init__(self, defaults: dict[str, object], plugins: dict[str, object]) -> None:
         """Register `defaults`, then `plugins` in order: the newest is asked first. Keys: names.
@@ -57,6 +56,11 @@ class Hooks:
         self.displaces = any(
             "decide_preemption" in entry.usage and getattr(entry.plugin, "displaces", False)
             for entry in self.registered.values()
+        )
+        self.steady = all(
+            getattr(entry.plugin, "steady", False)
+            for entry in self.registered.values()
+            if entry.usage.keys() & {"decide_batch", "on_step"}
         )
         predictor = self.registered.get(self.in_charge().get("build_length_predictor", ""))
         self.oracle = bool(predictor and getattr(predictor.plugin, "oracle", False))
@@ -95,25 +99,6 @@ class Hooks:
             if implementations and not hook.startswith("on_"):
                 charge[hook] = implementations[-1].plugin_name
         return charge
-
-    def usage(self) -> list[tuple[str, str, Usage]]:
-        """(hook, plugin, usage) for every implementation, hooks in the order of the specs."""
-        return [
-            (hook, entry.name, entry.usage[hook])
-            for hook in HOOK_NAMES
-            for entry in self.registered.values()
-            if hook in entry.usage
-        ]
-
-    def check_all_asked(self, strict: bool) -> None:
-        """Warn (strict: raise PluginError) about configured `decide_*` plugins never asked."""
-        for hook, name, usage in self.usage():
-            idle = hook.startswith("decide_") and usage.asked == 0
-            if idle and not self.registered[name].default:
-                text = f"plugin {name} was never asked at {hook} in this run"
-                if strict:
-                    raise PluginError(text)
-                warnings.warn(text, stacklevel=2)
 
     def _register(self, name: str, plugin: object, default: bool) -> None:
         if name in self.registered:

@@ -3,7 +3,11 @@
 `decide_*`: once a step or a request, unless memory forces a new plan; a frozen query in, a decision
 or None out (None: the next plugin is asked, last the default). `build_*`: once a run; the object is
 kept and called directly. `on_*`: every plugin is called; nothing is returned. The core checks every
-decision and alone changes state."""
+decision and alone changes state.
+
+In simulated time steps that only decode may go in one, if each plugin with decide_batch or on_step
+has `steady = True`: while all who run have one token to compute and nobody comes or goes, it
+chooses them all, whatever their lengths and the time; and it takes records of several steps."""
 
 from typing import Any
 

@@ -53,7 +53,8 @@ class Launch:
     samples: bool [num_rows]: the row ends at its last known token and yields one new token, drawn
     for output position first_position + num_tokens - prompt_len. num_decode_rows: rows [0,
     num_decode_rows) have one token each. table_updates: int32 [num_updates, 3] of (row, page index,
-    page id), applied after `setups`, before use."""
+    page id), applied after `setups`, before use. repeats: rows of one token run so many times, each
+    time a token further; above 1 only for an executor with `repeat_ends_s`."""
 
     launch_id: int
     row_ids: Int32
@@ -65,6 +66,7 @@ class Launch:
     num_decode_rows: int
     table_updates: Int32
     setups: tuple[RowSetup, ...]
+    repeats: int = 1
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -80,7 +82,8 @@ class TokenLogprobs:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class LaunchResult:
-    """What a launch yielded. tokens int32 [samples.sum()], in row order.
+    """What a launch yielded. tokens int32 [samples.sum()], in row order; if it repeats, so many of
+    each row, got at ends_s [repeats].
 
     errors: row index in the launch -> why its logits hold no token; its request fails, and nothing
     else of that row counts. logprobs: index into tokens -> entry, for rows that asked.
@@ -97,4 +100,5 @@ class LaunchResult:
     logprobs: dict[int, TokenLogprobs] = field(default_factory=dict)
     prompt_logprobs: dict[int, list[TokenLogprobs]] = field(default_factory=dict)
     graph_rows: int = 0
+    ends_s: NDArray[np.float64] | None = None
     attention: dict[str, Any] = field(default_factory=dict)

@@ -24,7 +24,7 @@ class Packer:
         """The launch of `rows`, and the rows in its order: one-token rows first."""
         table, memory = self._state.table, self._state.memory
         order = np.argsort(rows.num_tokens > 1, kind="stable")
-        rows = Rows(rows.slots[order], rows.num_tokens[order])
+        rows = Rows(rows.slots[order], rows.num_tokens[order], rows.repeats)
         first = table.computed[rows.slots]
         ends = first + rows.num_tokens
         known, in_flight = table.known[rows.slots], table.in_flight[rows.slots]
@@ -44,11 +44,13 @@ class Packer:
             num_decode_rows=int((rows.num_tokens == 1).sum()),
             table_updates=memory.table_updates(row_ids, table.pages_held[rows.slots]),
             setups=tuple(self._setup(table.at(slot)) for slot in rows.slots[fresh].tolist()),
+            repeats=rows.repeats,
         )
         self.next_id += 1
-        table.computed[rows.slots] = ends
-        table.in_flight[rows.slots] += samples
-        table.last_step[rows.slots] = record.step
+        table.computed[rows.slots] = ends + (rows.repeats - 1)
+        table.in_flight[rows.slots] += samples * np.int32(rows.repeats)
+        record.steps = rows.repeats
+        table.last_step[rows.slots] = record.step + record.steps - 1
         memory.launched(launch.launch_id, row_ids)
         return launch, rows
 
@@ -56,15 +58,17 @@ class Packer:
         """Count the tokens of a launch that is on its way."""
         table, num_tokens = self._state.table, rows.num_tokens
         again = np.clip(table.computed_max[rows.slots] - launch.first_positions, 0, num_tokens)
-        record.decode_tokens = int((num_tokens == 1).sum())
-        record.prefill_tokens = int(num_tokens.sum()) - record.decode_tokens
+        repeats, decode_rows = rows.repeats, int((num_tokens == 1).sum())
+        record.decode_tokens = decode_rows * repeats
+        record.prefill_tokens = int(num_tokens.sum()) - decode_rows
         record.recomputed_tokens = int(again.sum())
         ends = launch.first_positions + num_tokens
-        record.kv_tokens = int(ends.sum())
+        further = decode_rows * (repeats * (repeats - 1) // 2)  # tokens that repeats read besides
+        record.kv_tokens = int(ends.sum()) * repeats + further
         # A row's new tokens attend to first + 1 .. end tokens.
         twice_mean = (launch.first_positions + ends + 1).astype(np.int64)
-        record.attended = int(num_tokens @ twice_mean) // 2
-        table.computed_total[rows.slots] += num_tokens
+        record.attended = int(num_tokens @ twice_mean) // 2 * repeats + further
+        table.computed_total[rows.slots] += num_tokens * np.int32(repeats)
         table.recomputed_total[rows.slots] += again
 
     def _token_ids(

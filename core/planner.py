@@ -8,18 +8,22 @@ from numpy.typing import NDArray
 from core.admission import Admission, Admitted
 from core.errors import PolicyError
 from core.preemption import ask_victims, preempt
+from core.protocols import Executor
 from core.queries import BatchDecision, BatchQuery, Cause
+from core.recent import MOST
 from core.records import StepRecord
 from core.request import SLOT_MASK, FinishReason
 from core.state import CORE, EngineState
+from core.table import EndTokens
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Rows:
-    """A step's rows: table slots int64 [n] and tokens to compute int32 [n]."""
+    """A step's rows: table slots int64 [n] and tokens to compute int32 [n], so many times."""
 
     slots: NDArray[np.int64]
     num_tokens: NDArray[np.int32]
+    repeats: int = 1
 
     def keep(self, mask: NDArray[np.bool_]) -> "Rows":
         """The rows where `mask` holds."""
@@ -29,17 +33,21 @@ class Rows:
 class Planner:
     """Turns decisions into rows whose pages are there; the only place that preempts for pages."""
 
-    def __init__(self, state: EngineState) -> None:
+    def __init__(self, state: EngineState, executor: Executor) -> None:
         self._state = state
         self._admission = Admission(state)
+        joins = state.hooks.steady and not state.config.overlap
+        self._forecast = getattr(executor, "repeat_ends_s", None) if joins else None
 
-    def plan(self, record: StepRecord) -> Rows | None:
-        """Admit, choose rows, reserve their pages. None: nothing can run in this step."""
+    def plan(self, record: StepRecord, until_s: float) -> Rows | None:
+        """Admit, choose rows, reserve their pages. None: nothing can run in this step. until_s:
+        steps that start earlier may be joined to this one."""
         admitted = self._admission.run(record)
         rows = self._fit(admitted, record)
         self._admission.confirm(admitted, record)
         if rows is not None:
-            self._state.memory.grow(rows.slots, rows.num_tokens)
+            rows = self._repeated(rows, until_s)
+            self._state.memory.grow(rows.slots, rows.num_tokens * np.int32(rows.repeats))
         return rows
 
     def _fit(self, admitted: list[Admitted], record: StepRecord) -> Rows | None:
@@ -97,6 +105,35 @@ class Planner:
                 f" {query.token_limit}, got {total}"
             )
         return Rows(slots, num_tokens)
+
+    def _repeated(self, rows: Rows, until_s: float) -> Rows:
+        """The rows as often as they would be chosen anew before `until_s`, with nothing else to
+        decide: all decode, nobody ends, none of those who wait could start, and pages are free."""
+        state, slots = self._state, rows.slots
+        if self._forecast is None or until_s <= state.now_s or not self._only_decodes(rows):
+            return rows
+        table, memory = state.table, state.memory
+        longest = np.minimum(table.output_limit[slots], state.max_model_len - table.prompt[slots])
+        left = longest - (table.known[slots] - table.prompt[slots])
+        num = np.int32(min(MOST, int(left.min()) - 1))
+        free, ones = memory.ledger.num_free, rows.num_tokens
+        while num > 1 and memory.pages_short(slots, ones * num).sum() > free:
+            num //= np.int32(2)
+        if num < 2:
+            return rows
+        ends_s = self._forecast(table.row[slots], int(table.known[slots].sum()), int(num))
+        starts_s = np.append(state.now_s, ends_s[:-1])
+        return Rows(slots, ones, max(int((starts_s < until_s).sum()), 1))
+
+    def _only_decodes(self, rows: Rows) -> bool:
+        state, table, slots = self._state, self._state.table, rows.slots
+        waits, everyone = len(state.waiting) > 0, len(slots) == len(state.running)
+        full = len(state.running) >= state.config.max_num_seqs and not state.hooks.displaces
+        if not everyone or (waits and not (full and state.waiting.holds)):
+            return False
+        decodes = table.known[slots] - table.computed[slots] == 1
+        endless = table.end_tokens[slots] == EndTokens.NONE
+        return bool((decodes & endless & (table.forks[slots] == 0)).all())
 
     def _short(self, rows: Rows) -> int:
         memory = self._state.memory

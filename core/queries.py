@@ -252,7 +252,8 @@ class SinkQuery:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class StepEvent:
-    """One committed step. token_ids int32 [k] with request_ids [k] and choices [k], in row order.
+    """One committed step. token_ids int32 [k] with request_ids [k] and choices [k], in row order;
+    [k * s], s of each row, if record.steps is s > 1.
 
     finished: records of the requests that ended in it."""
 

@@ -39,14 +39,8 @@ class RecentTokens:
         steps: NDArray[np.int64],
     ) -> None:
         """tokens [len(slots), k], got at times_s [k] in steps [k]; none of the slots is full."""
-        if tokens.shape[1] == 1:
-            where = slots, self.count[slots]
-            self._tokens[where], self._times_s[where] = tokens[:, 0], times_s[0]
-            self._steps[where] = steps[0]
-        else:
-            where = slots[:, None], self.count[slots][:, None] + np.arange(tokens.shape[1])
-            self._tokens[where], self._times_s[where] = tokens, times_s
-            self._steps[where] = steps
+        where = slots[:, None], self.count[slots][:, None] + np.arange(tokens.shape[1])
+        self._tokens[where], self._times_s[where], self._steps[where] = tokens, times_s, steps
         self.count[slots] += tokens.shape[1]
 
     def write_out(self, sequence: Sequence) -> None:

@@ -34,7 +34,8 @@ class StepRecord:
     of a new token and a token it attends to.
     Pages: pages_free + pages_tree + pages_request = pool_pages. pages_evictable of pages_tree are
     unlocked. used_tokens: slots of request pages that hold a live token; the rest of them is waste.
-    external_tokens: free slots that a refused allocation could not use (contiguous), else 0."""
+    external_tokens: free slots that a refused allocation could not use (contiguous), else 0.
+    steps > 1: so many steps of decodes in one: their sums, levels at their end."""
 
     step: int
     start_s: float

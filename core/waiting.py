@@ -30,6 +30,11 @@ class WaitingQueue:
     def __len__(self) -> int:
         return len(self._sorted) + len(self._unkeyed)
 
+    @property
+    def holds(self) -> bool:
+        """The order is complete, and no key runs out on its own."""
+        return not (self._unkeyed or self._each_step or self._expiries)
+
     def __contains__(self, id: int) -> bool:
         return id in self._keys or id in self._unkeyed
 

@@ -12,7 +12,6 @@ from typing import Any
 import numpy as np
 
 from core.build import build_engine
-from core.clock import VirtualClock
 from core.config import EngineConfig
 from core.engine import Engine
 from core.hooks import Hooks
@@ -29,6 +28,7 @@ from plugins.executor.fake import Fake
 from plugins.order.fcfs import Fcfs
 from plugins.predictor.max_tokens_share import MaxTokensShare
 from plugins.preemption.last_admitted import LastAdmitted
+from plugins.shared.clocks import VirtualClock
 from plugins.step_time.fixed import Fixed
 
 VOCAB = 1000

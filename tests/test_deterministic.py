@@ -8,7 +8,6 @@ import pytest
 import torch
 
 from core.build import build_engine
-from core.clock import RealClock
 from core.config import EngineConfig
 from core.errors import ConfigError
 from core.hooks import Hooks
@@ -37,6 +36,7 @@ from plugins.model.ops import TorchOps
 from plugins.order.fcfs import Fcfs
 from plugins.predictor.max_tokens_share import MaxTokensShare
 from plugins.preemption.last_admitted import LastAdmitted
+from plugins.shared.clocks import RealClock
 from plugins.step_time.fixed import Fixed
 from tests.kernels.ordered_dot import ordered_dot  # noqa: F401
 from tests.test_equality import Shared
@@ -132,7 +132,7 @@ def shared_prompts(lengths, seed=3):
     return dict(enumerate(prompts))
 
 
-@pytest.mark.parametrize("family", ["llama", "qwen3", "mistral"])
+@pytest.mark.parametrize("family", ["qwen3", "mistral"])
 def test_torch_answers_alike_in_any_schedule(tmp_path, family):
     save_tiny(family, tmp_path, seed=1)
     model = load(tmp_path, TorchOps(invariant=True))
@@ -143,7 +143,7 @@ def test_torch_answers_alike_in_any_schedule(tmp_path, family):
 def test_kernels_answer_alike_in_any_schedule(tmp_path):
     save_tiny("qwen3", tmp_path, seed=1, num_hidden_layers=1)
     model = load(tmp_path, FusedOps(invariant=True))
-    check(model, triton_parts, shared_prompts([3, 40]), 2, ["cache, preempted"])
+    check(model, triton_parts, shared_prompts([3, 30]), 2, ["cache, preempted"])
 
 
 @pytest.mark.gpu

@@ -14,7 +14,6 @@ import numpy as np
 import pytest
 
 from core.build import build_engine
-from core.clock import RealClock
 from core.config import EngineConfig
 from core.engine import Engine
 from core.hooks import Hooks
@@ -36,6 +35,7 @@ from plugins.model.loader import HuggingFaceModel
 from plugins.order.fcfs import Fcfs
 from plugins.predictor.max_tokens_share import MaxTokensShare
 from plugins.preemption.last_admitted import LastAdmitted
+from plugins.shared.clocks import RealClock
 from plugins.step_time.fixed import Fixed
 from tests.pairwise import pairwise
 from tests.tiny_models import FAMILIES, random_prompts, reference_generate, save_tiny
@@ -46,7 +46,7 @@ PRESSURES = ("free", "forced", "scarce")
 AXES = (BATCHING, (1, 16), CACHES, PRESSURES)
 MATRIX, PAIRS = list(itertools.product(*AXES)), pairwise(*AXES)
 FORCED_TIMES = 12  # preemptions without need
-TINY_TOKENS = 20
+TINY_TOKENS = 16
 SCARCE_POOL = 112  # tokens; the longest tiny request needs 100 of them
 
 
@@ -80,10 +80,16 @@ def make(
 
 
 def generate(
-    engine, prompts, max_tokens, pressure, ignore_eos=False, forced_every=5
+    engine,
+    prompts,
+    max_tokens,
+    pressure,
+    ignore_eos=False,
+    forced_every=5,
+    forced_times=FORCED_TIMES,
 ) -> list[list[int]]:
     """Tokens of all prompts served together. Streams and records must agree. forced_every: steps
-    between preemptions without need."""
+    between preemptions without need; forced_times: how many."""
     params = SamplingParams(max_tokens=max_tokens, temperature=0.0, ignore_eos=ignore_eos)
     for index, prompt in enumerate(prompts):
         engine.submit(Request(str(index), np.array(prompt, np.int32), params))
@@ -93,7 +99,7 @@ def generate(
             break
         state = engine.state
         assert step < 2000, "no end in sight"
-        due = step % forced_every == 0 and step < forced_every * FORCED_TIMES
+        due = step % forced_every == 0 and step < forced_every * forced_times
         if pressure == "forced" and due and len(state.running):
             victim = int(state.running[step // forced_every % len(state.running)])
             state.preempt(state.table.at(victim))

@@ -65,16 +65,33 @@ def test_sweep_again_skips_what_is_done_and_repeats_what_failed(probe, tmp_path)
     assert (failed / "error.json").stat().st_mtime_ns > error
 
 
+VICTIMS = {
+    "last_admitted",
+    "evict_shortest",
+    "evict_longest",
+    "most_pages",
+    "cheapest_recompute",
+    "fewest_preempted",
+    "random",
+    "least_remaining",
+    "most_remaining",
+    "least_remaining+oracle (oracle)",
+    "most_remaining+oracle (oracle)",
+    "mc_sf+oracle (oracle)",
+}
+
+
 @pytest.mark.parametrize(
     ("arguments", "policies"),
     [
-        ((), {"last_admitted", "evict_shortest", "random"}),
+        ((), VICTIMS),
         (("+policy=mine,fcfs",), {"mine", "fcfs"}),
     ],
     ids=["its own set", "another set"],
 )
 def test_experiment_sweeps_without_m(probe, tmp_path, arguments, policies):
-    outcome = probe("+experiment=preemption", "seed=7", "hydra.sweep.dir=s", *arguments)
+    axes = ("seed=7", "engine.pool_tokens=4096")
+    outcome = probe("+experiment=victims", *axes, "hydra.sweep.dir=s", *arguments)
     assert outcome.code == 0
     found = [(one["policy"], one["seed"]) for one in summaries(tmp_path / "s")]
     assert sorted(found) == sorted((policy, 7) for policy in policies)

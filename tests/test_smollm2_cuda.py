@@ -3,7 +3,6 @@
 import pytest
 
 from core.build import build_engine
-from core.clock import RealClock
 from core.config import EngineConfig
 from core.hooks import Hooks
 from core.queries import ModelQuery
@@ -24,6 +23,7 @@ from plugins.model.smollm2 import SmolLM2
 from plugins.order.fcfs import Fcfs
 from plugins.predictor.max_tokens_share import MaxTokensShare
 from plugins.preemption.last_admitted import LastAdmitted
+from plugins.shared.clocks import RealClock
 from plugins.step_time.fixed import Fixed
 from tests.test_equality import Shared, generate, preemptions
 from tests.test_equality_smollm2 import smollm2

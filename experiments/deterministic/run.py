@@ -33,13 +33,13 @@ from conf.device import resolve_device
 from conf.instantiate import build
 from conf.overrides import ROOT
 from core.build import build_engine
-from core.clock import RealClock
 from core.engine import Engine
 from core.hooks import Hooks
 from core.hookspecs import hookimpl
 from core.queries import ModelQuery
 from core.request import Request, SamplingParams
 from plugins.model.decoder import Decoder
+from plugins.shared.clocks import RealClock
 
 SCHEDULES: dict[str, tuple[str, ...]] = {
     "fcfs, chunked": (),

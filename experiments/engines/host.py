@@ -39,7 +39,6 @@ from conf.compose import Job, default_nodes, make_job, plugin_nodes, register
 from conf.instantiate import build
 from conf.overrides import ROOT
 from core.build import build_engine
-from core.clock import RealClock
 from core.engine import Engine
 from core.hooks import Hooks
 from core.queries import SinkQuery
@@ -50,6 +49,7 @@ from experiments.engines.empty import MAX_MODEL_LEN, VOCAB, EmptyModel, NullExec
 from experiments.engines.report import host
 from plugins.executor.torch_runner import TorchRunner
 from plugins.mode.outlet import Outlet
+from plugins.shared.clocks import RealClock
 
 PROMPT_TOKENS = 200
 WARM_STEPS = 50

@@ -20,6 +20,7 @@ from experiments.engines.workloads import warm_up_load
 from plugins.mode.bench import Bench
 from plugins.mode.outlet import Outlet
 from plugins.mode.step_totals import StepTotals
+from plugins.mode.summary import check_all_asked
 from plugins.shared.session import Session
 from plugins.workload.file import File
 
@@ -75,7 +76,7 @@ class Serve(Bench):
                 log.write(json.dumps(result) + "\n")
                 log.flush()
             engine.state.hooks = ways[""]
-        session.hooks.check_all_asked(session.engine.strict)
+        check_all_asked(session.hooks, session.engine.strict)
         return {"results": results}
 
     def _warm_up(self, session: Session, engine: Engine) -> dict[str, Any]:

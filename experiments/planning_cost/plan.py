@@ -13,7 +13,6 @@ from rich.console import Console
 from rich.table import Table
 
 from core.build import build_engine
-from core.clock import VirtualClock
 from core.config import EngineConfig
 from core.hooks import Hooks
 from core.request import Request, SamplingParams
@@ -27,6 +26,7 @@ from plugins.executor.fake import Fake
 from plugins.order.fcfs import Fcfs
 from plugins.predictor.max_tokens_share import MaxTokensShare
 from plugins.preemption.last_admitted import LastAdmitted
+from plugins.shared.clocks import VirtualClock
 from plugins.step_time.fixed import Fixed
 
 PROMPT_TOKENS = 200

@@ -14,7 +14,6 @@ import numpy as np
 import uvloop
 
 from core.build import build_engine
-from core.clock import RealClock
 from core.config import EngineConfig
 from core.engine import Engine
 from core.hooks import Hooks
@@ -38,6 +37,7 @@ from plugins.server.limits import Limits
 from plugins.server.settings import Settings
 from plugins.server.signals import StopSignals
 from plugins.server.workers import Workers
+from plugins.shared.clocks import RealClock
 from plugins.step_time.fixed import Fixed
 
 PROMPT_TOKENS = 16

@@ -21,6 +21,8 @@ class Chunked:
     None = the engine's limit. short_share: part of the prompt budget for prompts shorter than the
     oldest; 0 = strict order."""
 
+    steady = True
+
     def __init__(
         self, slice_tokens: int = 256, token_budget: int | None = None, short_share: float = 0.5
     ) -> None:

@@ -17,6 +17,8 @@ class Interleaved:
     decode steps between two slices. While only one kind is there it runs in every step; with both a
     stream waits for one slice, and a prompt for decode_steps steps."""
 
+    steady = True
+
     def __init__(self, slice_tokens: int = 512, decode_steps: int = 1) -> None:
         require(slice_tokens >= 1, "batching.slice_tokens", ">= 1", slice_tokens)
         require(decode_steps >= 1, "batching.decode_steps", ">= 1", decode_steps)
@@ -49,5 +51,6 @@ class Interleaved:
         """Count what the step before chose; a step that is planned again keeps its turn."""
         if step == self._step:
             return
-        self._decodes = self._decodes + 1 if self._chosen_decode else 0
+        # Steps in between were like the last one: nobody was asked.
+        self._decodes = self._decodes + step - self._step if self._chosen_decode else 0
         self._step = step

@@ -15,6 +15,8 @@ from core.queries import BatchDecision, BatchQuery
 class PrefillFirst:
     """token_budget: tokens of a step, None = the engine's limit. Longer prompts are cut."""
 
+    steady = True
+
     def __init__(self, token_budget: int | None = None) -> None:
         require(
             token_budget is None or token_budget >= 1, "batching.token_budget", ">= 1", token_budget

@@ -26,8 +26,10 @@ class SloChunked:
     Prompts are served in order of admission. Should more streams run than the budget has room for
     beside min_tokens (at most half of it), they take turns."""
 
+    steady = True
+
     def __init__(
-        self, itl_slo_ms: float = 50.0, min_tokens: int = 16, token_budget: int | None = None
+        self, itl_slo_ms: float = 30.0, min_tokens: int = 16, token_budget: int | None = None
     ) -> None:
         require(itl_slo_ms > 0, "batching.itl_slo_ms", "> 0", itl_slo_ms)
         require(min_tokens >= 1, "batching.min_tokens", ">= 1", min_tokens)

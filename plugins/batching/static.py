@@ -32,6 +32,8 @@ class Static:
     is asked first and always answers, who is admitted early holds a place and is not served until
     its batch comes."""
 
+    steady = True
+
     def __init__(self, batch_size: int | None = None, token_budget: int | None = None) -> None:
         require(batch_size is None or batch_size >= 1, "batching.batch_size", ">= 1", batch_size)
         self.batch_size = batch_size

@@ -11,16 +11,17 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from core.clock import Clock, VirtualClock
+from core.clock import Clock
 from core.config import require
 from core.errors import ConfigError, InvariantError
 from core.hookspecs import hookimpl
 from core.launch import Launch, LaunchResult, PoolLayout, RowSetup
 from core.protocols import StepTimeModel
 from core.queries import ExecutorQuery
-from plugins.executor.script import Script
+from plugins.executor.script import POSITION, mix, stream_start
+from plugins.shared.clocks import VirtualClock
 
-Int64 = NDArray[np.int64]
+Int32 = NDArray[np.int32]
 MAX_IN_FLIGHT = 2
 
 
@@ -88,10 +89,9 @@ class SimulatedExecutor:
         self._plugin = plugin
         self._clock = clock
         self._memory_share = memory_share
-        self._script = Script(plugin.vocab_size, (), {})
         self._free_at_s = 0.0
         self._pending: deque[LaunchResult] = deque()
-        self._seeds = self._choices = self._prompt_lens = np.empty(0, np.int64)
+        self._starts = np.empty(0, np.uint64)  # of the rows' token streams: script.py
         self._asks: dict[int, str] = {}  # rows whose request wants what nothing here can compute
 
     def measure_pool(self, layout: PoolLayout) -> int:
@@ -112,9 +112,7 @@ class SimulatedExecutor:
 
     def prepare(self, layout: PoolLayout) -> None:
         """Make room for the rows' state."""
-        self._seeds = np.zeros(layout.num_rows, np.int64)
-        self._choices = np.zeros(layout.num_rows, np.int64)
-        self._prompt_lens = np.zeros(layout.num_rows, np.int64)
+        self._starts = np.zeros(layout.num_rows, np.uint64)
 
     def launch(self, launch: Launch) -> None:
         """Set the time at which the launch ends."""
@@ -123,17 +121,44 @@ class SimulatedExecutor:
         for setup in launch.setups:
             self._set_up(setup)
         graph_rows = self._graph_rows(launch)
+        ends = launch.first_positions + launch.num_tokens
         plugin, num_rows = self._plugin, len(launch.row_ids)
         host_s = plugin.host_s + plugin.host_row_s * num_rows
         start_s = max(self._clock.now() + host_s, self._free_at_s)
-        self._free_at_s = start_s + self._seconds(launch, graph_rows)
-        tokens = self._tokens(launch)
+        ends_s = None
+        if launch.repeats > 1:
+            reads = int((launch.first_positions + 1).sum())
+            ends_s = self.repeat_ends_s(launch.row_ids, reads, launch.repeats)
+            self._free_at_s = float(ends_s[-1])
+        else:
+            self._free_at_s = start_s + self._seconds(launch, ends, graph_rows)
+        tokens = self._tokens(launch, ends)
         errors = self._errors(launch) if self._asks else {}
         self._pending.append(
             LaunchResult(
-                launch.launch_id, tokens, self._free_at_s, errors=errors, graph_rows=graph_rows
+                launch.launch_id,
+                tokens,
+                self._free_at_s,
+                errors=errors,
+                graph_rows=graph_rows,
+                ends_s=ends_s,
             )
         )
+
+    def repeat_ends_s(
+        self, rows: NDArray[np.int32], kv_tokens: int, num: int
+    ) -> NDArray[np.float64]:
+        """When each of the next `num` launches ends, if all are of these one-token rows, the first
+        reads `kv_tokens` and nothing else runs; one alone of rows that end with an error."""
+        if self._asks and self._asks.keys() & set(rows.tolist()):
+            num = 1
+        plugin, num_rows = self._plugin, len(rows)
+        padded = self._padded(num_rows) or num_rows
+        reads = kv_tokens + num_rows * np.arange(num)
+        parts = np.full((num, 2), plugin.host_s + plugin.host_row_s * num_rows)
+        parts[:, 1] = plugin.step_time.seconds(padded, padded, reads, reads)
+        # One addition after another, as single launches do it: the same bits.
+        return np.cumsum(np.append(self._clock.now(), parts))[2::2]
 
     def collect(self) -> LaunchResult:
         """The oldest launch, at the simulated time it ends. Raises InvariantError if there is
@@ -163,16 +188,13 @@ class SimulatedExecutor:
 
     def _set_up(self, setup: RowSetup) -> None:
         row, params = setup.row, setup.params
-        self._seeds[row] = setup.seed
-        self._choices[row] = setup.choice
-        self._prompt_lens[row] = setup.prompt_len
+        self._starts[row] = stream_start(setup.seed, setup.choice, setup.prompt_len)
         self._asks.pop(row, None)
         if params.logprobs is not None or params.prompt_logprobs is not None:
             self._asks[row] = "a simulation computes no log-probabilities"
 
-    def _seconds(self, launch: Launch, graph_rows: int) -> float:
+    def _seconds(self, launch: Launch, ends: Int32, graph_rows: int) -> float:
         counts = launch.num_tokens
-        ends = launch.first_positions + counts
         num_rows, num_tokens, kv_tokens = len(counts), int(counts.sum()), int(ends.sum())
         attended = kv_tokens
         if num_tokens > num_rows:  # a row's new tokens attend to first + 1 .. end tokens
@@ -184,17 +206,22 @@ class SimulatedExecutor:
         return float(step_time.seconds(num_rows, num_tokens, kv_tokens, attended))
 
     def _graph_rows(self, launch: Launch) -> int:
-        num_rows, sizes = len(launch.row_ids), self._plugin.graph_sizes
-        if launch.num_decode_rows < num_rows or not sizes or num_rows > sizes[-1]:
-            return 0
-        return sizes[bisect_left(sizes, num_rows)]
+        num_rows = len(launch.row_ids)
+        return 0 if launch.num_decode_rows < num_rows else self._padded(num_rows)
 
-    def _tokens(self, launch: Launch) -> NDArray[np.int32]:
-        sampled = launch.samples
-        rows = launch.row_ids[sampled]
-        ends = (launch.first_positions + launch.num_tokens)[sampled]
-        positions = ends - self._prompt_lens[rows]
-        return self._script.tokens(self._seeds[rows], self._choices[rows], positions)
+    def _padded(self, num_rows: int) -> int:
+        sizes = self._plugin.graph_sizes
+        return sizes[bisect_left(sizes, num_rows)] if sizes and num_rows <= sizes[-1] else 0
+
+    def _tokens(self, launch: Launch, ends: Int32) -> Int32:
+        rows, samples = launch.row_ids, launch.samples
+        if not samples.all():
+            rows, ends = rows[samples], ends[samples]
+        mixed = self._starts[rows] + ends.astype(np.uint64) * POSITION
+        if launch.repeats > 1:
+            further = np.arange(launch.repeats).astype(np.uint64) * POSITION
+            mixed = (mixed[:, None] + further).ravel()
+        return (mix(mixed) % np.uint64(self.vocab_size)).astype(np.int32)
 
     def _errors(self, launch: Launch) -> dict[int, str]:
         rows = launch.row_ids.tolist()

@@ -5,7 +5,6 @@ from collections.abc import Sequence
 from contextlib import nullcontext
 from typing import Any
 
-from core.clock import RealClock
 from core.config import require
 from core.engine import Engine
 from core.queries import SinkQuery, StepEvent
@@ -16,8 +15,10 @@ from plugins.mode.pending import Pending
 from plugins.mode.progress import ProgressBar
 from plugins.mode.running import running
 from plugins.mode.step_totals import StepTotals
-from plugins.mode.summary import summarise, summary_of_hooks
+from plugins.mode.summary import check_all_asked, summarise, summary_of_hooks
 from plugins.mode.warm_up import warm_up
+from plugins.shared.clocks import RealClock
+from plugins.shared.measure import Window
 from plugins.shared.session import ClosedLoop, Session, closed_loop, described
 
 LOCKS = ("fail", "wait", "off")
@@ -61,7 +62,7 @@ class Bench:
         if warms:
             warm_up(engine)
         summary = self._measured(session, engine, outlet, requests)
-        session.hooks.check_all_asked(session.engine.strict)
+        check_all_asked(session.hooks, session.engine.strict)
         return summary
 
     def _measured(
@@ -71,8 +72,8 @@ class Bench:
         query, compiled = SinkQuery(session.run, str(session.folder)), Compiled(engine)
         outlet.open(session.hooks.build_all("build_sink", query))
         try:
-            totals = self._replay(session, engine, requests)
-            summary = self._summary(session, engine, totals)
+            totals, window = self._replay(session, engine, requests)
+            summary = self._summary(session, engine, totals, window)
             summary["compiled"] = compiled.summary()
             session.hooks.notify("on_run_end", summary)
         except BaseException as error:
@@ -81,30 +82,38 @@ class Bench:
         outlet.close(session.run, summary)
         return summary
 
-    def _replay(self, session: Session, engine: Engine, requests: Sequence[Request]) -> StepTotals:
+    def _replay(
+        self, session: Session, engine: Engine, requests: Sequence[Request]
+    ) -> tuple[StepTotals, Window]:
         """Submit by arrival time, step until nothing is left."""
         memory, clock = engine.state.memory, session.clock
         totals = StepTotals(memory.page_size, memory.ledger.num_pages)
         pending, closed = Pending(requests), closed_loop(session.workload)
         num_requests = len(requests) if closed is None else closed.total_requests
+        window = Window(num_requests, session.measure)
         session.hooks.notify("on_run_start", session.run)
         if isinstance(clock, RealClock):
             clock.restart()
         with ProgressBar(session.progress, num_requests, totals.pool_pages) as bar:
             while pending or engine.has_work:
                 while pending.next_s <= clock.now():
-                    engine.submit(pending.pop())
-                event = engine.step()
+                    request = pending.pop()
+                    window.arrived(request.arrival_s)
+                    engine.submit(request)
+                event = engine.step(pending.next_s)
                 if event is not None:
+                    totals.measure_from_s, totals.measure_to_s = window.from_s, window.to_s
                     totals.add(event.record)
                     bar.update(event)
                     if closed is not None:
                         _follow_up(closed, event, pending)
                 if pending and (engine.stalled or not engine.has_work):
                     clock.wait_until(pending.next_s)
-        return totals
+        return totals, window
 
-    def _summary(self, session: Session, engine: Engine, totals: StepTotals) -> dict[str, Any]:
+    def _summary(
+        self, session: Session, engine: Engine, totals: StepTotals, window: Window
+    ) -> dict[str, Any]:
         run, records = session.run, list(engine.records.values())
         return {
             "name": run.name,
@@ -115,7 +124,7 @@ class Bench:
             "device": session.device,
             "sweep": run.manifest.get("sweep"),
             "simulated": run.manifest["executor"].get("step_time"),
-            **summarise(records, totals),
+            **summarise(records, totals, window, session.slo),
             "hooks": run.hooks,
             "plugins": summary_of_hooks(session.hooks),
         }

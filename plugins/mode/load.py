@@ -8,7 +8,6 @@ from collections.abc import Sequence
 from typing import Any
 from urllib.parse import urlsplit
 
-from core.clock import RealClock
 from core.config import require
 from core.errors import ConfigError
 from core.queries import SinkQuery
@@ -20,7 +19,9 @@ from plugins.mode.outlet import Outlet
 from plugins.mode.progress import ProgressBar
 from plugins.mode.step_totals import StepTotals
 from plugins.mode.summary import distribution, summarise, summary_of_hooks
+from plugins.shared.clocks import RealClock
 from plugins.shared.event_loop import allow_many_files, run_loop
+from plugins.shared.measure import Window, window_of
 from plugins.shared.session import Session, closed_loop
 
 LATE_S = 0.1  # from here on the driver's own delay is worth a warning
@@ -116,10 +117,11 @@ class Load:
         try:
             session.hooks.notify("on_run_start", session.run)
             replay = Replay(client, bodies.path, clock, outlet)
+            window = window_of([request.arrival_s for request, _ in calls], session.measure)
             clock.restart()
             with ProgressBar(session.progress, len(calls), label="load") as bar:
                 await replay.run(calls, bar)
-            summary = self._summary(session, replay, bodies)
+            summary = self._summary(session, replay, bodies, window)
             if not summary["requests"]["completed"]:
                 error = summary["requests"]["first_error"]
                 raise ConfigError(f"none of {len(calls)} requests completed; the first: {error}")
@@ -130,7 +132,9 @@ class Load:
         outlet.close(session.run, summary)
         return summary
 
-    def _summary(self, session: Session, replay: Replay, bodies: Bodies) -> dict[str, Any]:
+    def _summary(
+        self, session: Session, replay: Replay, bodies: Bodies, window: Window
+    ) -> dict[str, Any]:
         run = session.run
         late = distribution(replay.late_s)
         if (late["p99"] or 0) > LATE_S:
@@ -144,7 +148,7 @@ class Load:
             "seed": run.seed,
             "sweep": run.manifest.get("sweep"),
             "server": run.manifest["server"],
-            **summarise(replay.records, StepTotals(0, 0)),
+            **summarise(replay.records, StepTotals(0, 0), window, session.slo),
             "hit_rate": replay.hit_rate(),
             "load": {
                 "late_s": late,

@@ -9,7 +9,6 @@ from typing import Any
 
 import numpy as np
 
-from core.clock import RealClock
 from core.records import RequestRecord
 from core.request import Request
 from plugins.mode.load_answer import Answer, record_of
@@ -17,6 +16,7 @@ from plugins.mode.load_client import LoadClient
 from plugins.mode.outlet import Outlet
 from plugins.mode.progress import EVERY_S, ProgressBar
 from plugins.mode.summary import distribution
+from plugins.shared.clocks import RealClock
 from plugins.shared.metrics import completed
 
 

@@ -5,9 +5,9 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from core.build import build_engine
-from core.clock import RealClock
 from core.engine import Engine
 from plugins.mode.outlet import Outlet
+from plugins.shared.clocks import RealClock
 from plugins.shared.session import Records, Session
 
 

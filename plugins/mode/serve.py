@@ -2,7 +2,6 @@
 
 from typing import Any
 
-from core.clock import RealClock
 from core.config import require
 from core.engine import Engine
 from core.errors import ConfigError
@@ -14,6 +13,7 @@ from plugins.mode.running import running
 from plugins.mode.serve_loop import ServeLoop
 from plugins.mode.summary import summarise, summary_of_hooks
 from plugins.mode.warm_up import warm_up
+from plugins.shared.clocks import RealClock
 from plugins.shared.server_protocol import Server, ServerQuery
 from plugins.shared.session import Session
 

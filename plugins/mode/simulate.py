@@ -2,9 +2,9 @@
 
 from typing import Any
 
-from core.clock import VirtualClock
 from core.config import require
 from plugins.mode.bench import Bench
+from plugins.shared.clocks import VirtualClock
 from plugins.shared.session import Session
 
 

@@ -1,6 +1,7 @@
 """Sums over the step records of a run, in constant memory. plugins/mode/summary.py turns them into
 metrics."""
 
+import math
 from collections import Counter
 from dataclasses import dataclass, field
 
@@ -24,14 +25,15 @@ class StepTotals:
     page_size, pool_pages: of the allocator. counts: sums of the fields SUMMED, preemptions,
     launches, those that a captured graph ran, and the graphs' padding_rows.
     host_us: microseconds by part. integrals, peaks: of the levels below, integrals in level *
-    seconds. measure_from_s: steps that start earlier are left out. Integrals weigh each step's
-    state by the time it was the one being executed, so overlapping launches are not counted twice
-    and idle time not at all.
+    seconds. measure_from_s, measure_to_s: steps that start outside are left out. Integrals weigh
+    each step's state by the time it was the one being executed, so overlapping launches are not
+    counted twice and idle time not at all.
     """
 
     page_size: int
     pool_pages: int
     measure_from_s: float = 0.0
+    measure_to_s: float = math.inf
     steps: int = 0
     busy_s: float = 0.0
     last_end_s: float | None = None
@@ -42,7 +44,7 @@ class StepTotals:
 
     def add(self, record: StepRecord) -> None:
         """Count one step (or `record.steps` equal ones). Records come in order."""
-        if record.start_s < self.measure_from_s:
+        if not self.measure_from_s <= record.start_s <= self.measure_to_s:
             return
         self.steps += record.steps
         for name in SUMMED:

@@ -16,22 +16,31 @@ internal waste  reserved slots that hold no live or cached token / reserved slot
 external waste  free slots that a refused allocation could not use / pool slots, likewise
 graph hit rate  launches that a captured graph ran / launches
 padding share   rows that only fill a graph up / rows of the graphs run
+SLO attainment  completed requests within every limit / requests (plugins/shared/measure.py)
 Jain index      (sum x)^2 / (n sum x^2) over clients' service x = prompt + 2 * output tokens, the
                 weights of VTC (arXiv:2401.00588); only with two clients or more
+
+With a warm-up or drain cut (plugins/shared/measure.py) requests that arrived outside the window
+enter nothing but `measured.left_out`, steps that began outside it nothing, and throughput is what
+came within it, whoever it was for.
 
 Percentiles interpolate linearly. An empty set gives None; no number is ever NaN or infinite.
 """
 
+import math
+import warnings
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from typing import Any
 
 import numpy as np
 
-from core.hooks import Hooks
+from core.errors import PluginError
+from core.hooks import HOOK_NAMES, Hooks, Usage
 from core.records import RequestRecord
 from core.request import FinishReason
 from plugins.mode.step_totals import StepTotals
+from plugins.shared.measure import Slo, Window, tokens_within
 from plugins.shared.metrics import (
     COMPLETED,
     completed,
@@ -47,22 +56,32 @@ OUTPUT_WEIGHT = 2.0  # of an output token against a prompt token, in a client's 
 
 
 def summarise(
-    records: Iterable[RequestRecord], steps: StepTotals, measure_from_s: float | None = None
+    records: Iterable[RequestRecord],
+    steps: StepTotals,
+    window: Window | None = None,
+    slo: Slo | None = None,
 ) -> dict[str, Any]:
     """All metrics of a run as nested dicts of JSON-safe values (see the module's docstring).
 
-    records: every request submitted, ended or not. measure_from_s: leave out requests that arrived
-    earlier (warm-up); None = none. Times are seconds of the run's clock, names ending in _us
-    microseconds.
+    records: every request submitted, ended or not. window: what counts of them, None = all; it must
+    have cut `steps` too. slo: None or without limits = no attainment. Times are seconds of the
+    run's clock, names ending in _us microseconds.
     """
-    chosen = [r for r in records if measure_from_s is None or r.arrival_s >= measure_from_s]
+    all_records = list(records)
+    cut = window if window is not None and window.cuts else None
+    chosen = all_records if cut is None else [r for r in all_records if cut.holds(r.arrival_s)]
     done = completed(chosen)
     seen = [r for r in chosen if r.admitted_s is not None]
-    duration_s = _duration_s(chosen, steps)
+    span_s = _span_s(chosen, steps, cut)
+    duration_s = None if span_s is None else span_s[1] - span_s[0]
     return {
         "requests": _requests(chosen),
+        "measured": _measured(cut, len(chosen), len(all_records)),
         "duration_s": duration_s,
-        "throughput": _throughput(done, duration_s),
+        "throughput": _throughput(done, duration_s)
+        if cut is None or span_s is None
+        else _throughput_within(completed(all_records), *span_s),
+        "slo": None if slo is None or not slo.given else _attainment(chosen, slo, duration_s),
         "latency": _latency(done),
         "tokens": _tokens(chosen, done, steps),
         "hit_rate": _ratio(sum(r.cached_tokens for r in seen), sum(r.prompt_tokens for r in seen)),
@@ -83,8 +102,29 @@ def summary_of_hooks(hooks: Hooks) -> list[dict[str, Any]]:
     """hook, plugin, asked, answered for every implementation, for reports."""
     return [
         {"hook": hook, "plugin": plugin, "asked": usage.asked, "answered": usage.answered}
-        for hook, plugin, usage in hooks.usage()
+        for hook, plugin, usage in usage_of_hooks(hooks)
     ]
+
+
+def usage_of_hooks(hooks: Hooks) -> list[tuple[str, str, Usage]]:
+    """(hook, plugin, usage) for every implementation, hooks in the order of the specs."""
+    return [
+        (hook, entry.name, entry.usage[hook])
+        for hook in HOOK_NAMES
+        for entry in hooks.registered.values()
+        if hook in entry.usage
+    ]
+
+
+def check_all_asked(hooks: Hooks, strict: bool) -> None:
+    """Warn (strict: raise PluginError) about configured `decide_*` plugins never asked."""
+    for hook, name, usage in usage_of_hooks(hooks):
+        idle = hook.startswith("decide_") and usage.asked == 0
+        if idle and not hooks.registered[name].default:
+            text = f"plugin {name} was never asked at {hook} in this run"
+            if strict:
+                raise PluginError(text)
+            warnings.warn(text, stacklevel=2)
 
 
 def distribution(samples: Iterable[float | None]) -> dict[str, float | int | None]:
@@ -121,14 +161,24 @@ def _requests(records: list[RequestRecord]) -> dict[str, Any]:
     }
 
 
-def _duration_s(records: list[RequestRecord], steps: StepTotals) -> float | None:
-    """First arrival to the last step's or request's end."""
+def _measured(cut: Window | None, num_chosen: int, num_all: int) -> dict[str, Any]:
+    """from_s, to_s: None = not cut there."""
+    edges = () if cut is None else (cut.from_s, cut.to_s)
+    start_s, end_s = (edge if math.isfinite(edge) else None for edge in edges or (math.inf,) * 2)
+    return {"from_s": start_s, "to_s": end_s, "left_out": num_all - num_chosen}
+
+
+def _span_s(
+    records: list[RequestRecord], steps: StepTotals, cut: Window | None
+) -> tuple[float, float] | None:
+    """First arrival to the last step's or request's end, within the window."""
     ends = [r.finished_s for r in records if r.finished_s is not None]
     if steps.last_end_s is not None:
         ends.append(steps.last_end_s)
     if not records or not ends:
         return None
-    return max(ends) - min(r.arrival_s for r in records)
+    start_s, end_s = min(r.arrival_s for r in records), max(ends)
+    return start_s, end_s if cut is None else min(end_s, cut.to_s)
 
 
 def _throughput(done: list[RequestRecord], duration_s: float | None) -> dict[str, float | None]:
@@ -138,6 +188,36 @@ def _throughput(done: list[RequestRecord], duration_s: float | None) -> dict[str
         "output_tokens_per_s": _ratio(output, duration_s),
         "total_tokens_per_s": _ratio(prompt + output, duration_s),
         "requests_per_s": _ratio(len(done), duration_s),
+    }
+
+
+def _throughput_within(
+    done: list[RequestRecord], from_s: float, to_s: float
+) -> dict[str, float | None]:
+    """What came in that time, whoever it was for: a prompt counts with the first token."""
+    output = sum(tokens_within(r, from_s, to_s) for r in done)
+    firsts = [(r.first_token_s, r.prompt_tokens) for r in done]
+    prompt = sum(tokens for at, tokens in firsts if at is not None and from_s <= at <= to_s)
+    ended = sum(from_s <= r.finished_s <= to_s for r in done if r.finished_s is not None)
+    return {
+        "output_tokens_per_s": _ratio(output, to_s - from_s),
+        "total_tokens_per_s": _ratio(prompt + output, to_s - from_s),
+        "requests_per_s": _ratio(ended, to_s - from_s),
+    }
+
+
+def _attainment(
+    records: list[RequestRecord], slo: Slo, duration_s: float | None
+) -> dict[str, float | None]:
+    """Over all requests that count: one that failed misses its limits."""
+    kept = sum(map(slo.kept, records))
+    return {
+        "ttft_s": slo.ttft_s,
+        "tpot_s": slo.tpot_s,
+        "itl_s": slo.itl_s,
+        "target": slo.attainment,
+        "attainment": _ratio(kept, len(records)),
+        "requests_per_s": _ratio(kept, duration_s),
     }
 
 

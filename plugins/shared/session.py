@@ -1,7 +1,7 @@
 """What `run.py` hands to a mode: the plugins, the settings, the folder, the workload."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import Enum
 from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
@@ -11,6 +11,7 @@ from core.config import EngineConfig
 from core.hooks import Hooks
 from core.records import RequestRecord, RunInfo
 from core.request import Request
+from plugins.shared.measure import Measure, Slo
 
 
 class Records(Enum):
@@ -65,7 +66,8 @@ class Session:
     """One run, composed and not yet started.
 
     run.manifest grows while parts are built (model, executor). folder: absolute, exists, empty but
-    for config and manifest. device: "cpu", "cuda" or "cuda:N", already resolved from "auto"."""
+    for config and manifest. device: "cpu", "cuda" or "cuda:N", already resolved from "auto".
+    measure: what of the run counts. slo: what its requests are promised."""
 
     hooks: Hooks
     engine: EngineConfig
@@ -76,6 +78,8 @@ class Session:
     records: Records
     progress: bool
     workload: Workload
+    measure: Measure = field(default_factory=Measure)
+    slo: Slo = field(default_factory=Slo)
 
 
 class Mode(Protocol):

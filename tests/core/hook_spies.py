@@ -4,12 +4,12 @@ from collections.abc import Callable
 from dataclasses import fields, is_dataclass
 from typing import Any
 
-from core.clock import VirtualClock
 from core.config import EngineConfig
 from core.hookspecs import hookimpl
 from core.records import RunInfo
 from core.table import FACTS, RequestTable
 from plugins.mode.bench import Bench
+from plugins.shared.clocks import VirtualClock
 from plugins.shared.session import Records, Session
 from tests.engine_harness import Arrival, Outcome, make_engine, run
 

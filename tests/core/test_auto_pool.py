@@ -4,7 +4,6 @@ import pytest
 
 from core import queries
 from core.build import MOST_PAGES, PROBE_TOKENS, build_engine
-from core.clock import VirtualClock
 from core.config import EngineConfig
 from core.errors import ConfigError
 from core.hookspecs import hookimpl
@@ -14,6 +13,7 @@ from plugins.allocator.paged import Paged, PagedAllocator
 from plugins.cache.none import NoCache
 from plugins.cache.radix import Radix
 from plugins.executor.fake import Fake, FakeExecutor
+from plugins.shared.clocks import VirtualClock
 from tests.engine_harness import Arrival, finish, make_engine
 
 LIMITS = {"max_num_seqs": 3, "max_num_batched_tokens": 64, "max_model_len": 100}

@@ -5,9 +5,9 @@ import time
 import pytest
 
 from conf.settings import RunConfig
-from core.clock import RealClock, VirtualClock
 from core.config import EngineConfig, require
 from core.errors import ConfigError
+from plugins.shared.clocks import RealClock, VirtualClock
 
 
 def test_virtual_clock_moves_only_when_told_and_never_back():

@@ -16,6 +16,7 @@ from core.queries import (
     PreemptionDecision,
     Verdict,
 )
+from plugins.mode.summary import check_all_asked, usage_of_hooks
 from plugins.order.fcfs import Fcfs
 from plugins.preemption.evict_shortest import EvictShortest
 from plugins.preemption.last_admitted import LastAdmitted
@@ -100,7 +101,7 @@ def test_two_plugins_of_one_name_are_refused():
 def test_several_configured_plugins_may_observe_and_open_sinks():
     hooks = Hooks({}, {name: spy("on_step") for name in "ab"})
     hooks.notify("on_step", "event")
-    assert [usage.asked for _, _, usage in hooks.usage()] == [1, 1]
+    assert [usage.asked for _, _, usage in usage_of_hooks(hooks)] == [1, 1]
     opened = Hooks({"a": spy("build_sink", lambda _: "A")}, {"b": spy("build_sink", lambda _: "B")})
     assert opened.build_all("build_sink", "query") == ["A", "B"]
 
@@ -123,13 +124,14 @@ def test_usage_counts_questions_and_answers():
     seen = spy("decide_order")
     engine = make_engine(plugins={"mine": seen})
     run(engine, [Arrival(0, "A", 5, 4), Arrival(2, "B", 5, 4)])
-    usage = {(hook, plugin): (u.asked, u.answered) for hook, plugin, u in engine.hooks.usage()}
+    counted = usage_of_hooks(engine.hooks)
+    usage = {(hook, plugin): (u.asked, u.answered) for hook, plugin, u in counted}
     assert usage["decide_order", "mine"] == (2, 0)
     assert usage["decide_order", "order"] == (2, 2)
     assert usage["build_allocator", "allocator"] == (1, 1)
     assert usage["decide_preemption", "preemption"] == (0, 0)
-    assert [hook for hook, _, _ in engine.hooks.usage()] == sorted(
-        [hook for hook, _, _ in engine.hooks.usage()], key=HOOK_NAMES.index
+    assert [hook for hook, _, _ in usage_of_hooks(engine.hooks)] == sorted(
+        [hook for hook, _, _ in usage_of_hooks(engine.hooks)], key=HOOK_NAMES.index
     )
 
 
@@ -158,9 +160,9 @@ def test_configured_policy_that_was_never_asked_is_reported():
     run(engine, [Arrival(0, "A", 5, 4)])
     text = "plugin mine was never asked at decide_preemption in this run"
     with pytest.warns(UserWarning, match=text):
-        engine.hooks.check_all_asked(strict=False)
+        check_all_asked(engine.hooks, strict=False)
     with pytest.raises(PluginError, match=text):
-        engine.hooks.check_all_asked(strict=True)
+        check_all_asked(engine.hooks, strict=True)
 
 
 def test_defaults_and_asked_policies_are_not_reported():
@@ -169,7 +171,7 @@ def test_defaults_and_asked_policies_are_not_reported():
     assert out.preemptions() > 0
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        engine.hooks.check_all_asked(strict=True)
+        check_all_asked(engine.hooks, strict=True)
 
 
 def test_displaces_is_a_property_of_plugins_that_decide_preemption():

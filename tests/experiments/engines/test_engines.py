@@ -155,7 +155,7 @@ def test_command_measures_both_engines_and_makes_tables(tmp_path, monkeypatch, c
     assert [(line["workload"], line["round"]) for line in ours] == [
         (name, number) for number in (0, 1) for name in names
     ]
-    assert all(0 < line["start_s"] < 60 and line["wall_s"] > 0 for line in ours)
+    assert all(line["start_s"] > 0 and line["wall_s"] > 0 for line in ours)
     for name in names:  # a warm cache would find the prompts of the round before
         first, second = (line for line in ours if line["workload"] == name)
         assert first["output_tokens"] == second["output_tokens"] > 0

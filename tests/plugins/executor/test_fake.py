@@ -7,12 +7,12 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from core.clock import VirtualClock
 from core.config import EngineConfig
 from core.errors import ConfigError, InvariantError
 from core.queries import ExecutorQuery
 from core.request import Request, SamplingParams
 from plugins.executor.fake import Fake
+from plugins.shared.clocks import VirtualClock
 from tests.plugins.executor.launch_driver import Driver
 
 PROMPT = list(range(40))

@@ -8,7 +8,6 @@ import pytest
 import torch
 
 from core.build import build_engine
-from core.clock import RealClock
 from core.config import EngineConfig
 from core.errors import ConfigError
 from core.hooks import Hooks
@@ -30,6 +29,7 @@ from plugins.executor.torch_runner import TorchRunner
 from plugins.order.fcfs import Fcfs
 from plugins.predictor.max_tokens_share import MaxTokensShare
 from plugins.preemption.last_admitted import LastAdmitted
+from plugins.shared.clocks import RealClock
 from plugins.step_time.fixed import Fixed
 from tests.plugins.executor.graph_run import BATCHES, NUM_ROWS, make, rerun, serve
 from tests.plugins.executor.launch_driver import GREEDY, Driver

@@ -6,7 +6,6 @@ from typing import Any
 import numpy as np
 import pytest
 
-from core.clock import RealClock
 from core.config import EngineConfig
 from core.engine import Engine
 from core.errors import ConfigError
@@ -15,6 +14,7 @@ from core.request import Request, SamplingParams
 from plugins.executor.fake import Fake
 from plugins.executor.simulated import Simulated
 from plugins.preemption.evict_shortest import EvictShortest
+from plugins.shared.clocks import RealClock
 from plugins.step_time.fixed import Fixed
 from plugins.step_time.roofline import Roofline
 from tests.engine_harness import VOCAB, Arrival, finish, make_engine

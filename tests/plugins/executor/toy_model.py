@@ -2,11 +2,11 @@
 
 import torch
 
-from core.clock import RealClock
 from core.config import EngineConfig
 from core.queries import ExecutorQuery
 from kernels.torch_reference import paged_decode, paged_extend
 from plugins.attention.paged import PagedAttention
+from plugins.shared.clocks import RealClock
 from plugins.shared.model_protocols import AttentionQuery
 
 

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from core.clock import Clock, VirtualClock
+from core.clock import Clock
 from core.config import EngineConfig
 from core.hooks import Hooks
 from core.hookspecs import hookimpl
@@ -20,6 +20,7 @@ from plugins.executor.fake import Fake
 from plugins.order.fcfs import Fcfs
 from plugins.predictor.max_tokens_share import MaxTokensShare
 from plugins.preemption.evict_shortest import EvictShortest
+from plugins.shared.clocks import VirtualClock
 from plugins.shared.session import Records, Session
 from plugins.sink.files import Files
 from plugins.step_time.fixed import Fixed

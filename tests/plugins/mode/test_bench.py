@@ -9,12 +9,13 @@ from typing import Any
 import numpy as np
 import pytest
 
-from core.clock import RealClock
 from core.errors import ConfigError, RequestError
 from core.hookspecs import hookimpl
 from core.request import Request, SamplingParams
 from plugins.executor.fake import Fake
 from plugins.mode.bench import Bench
+from plugins.shared.clocks import RealClock
+from plugins.shared.measure import Measure, Slo
 from plugins.workload.synthetic import Synthetic
 from tests.plugins.mode.mode_session import VOCAB, Given, Recorder, make_session
 
@@ -292,3 +293,20 @@ def test_progress_shows_what_is_done_in_a_terminal(
 def test_unknown_lock_is_refused() -> None:
     with pytest.raises(ConfigError, match=r"mode.lock must be one of fail, wait, off, got 'no'"):
         Bench(lock="no")
+
+
+def test_warm_up_and_drain_leave_requests_and_steps_out(tmp_path: Path) -> None:
+    requests = [
+        Request(f"r{second}", np.arange(8, dtype=np.int32), arrival_s=float(second))
+        for second in range(10)
+    ]
+    session = make_session(tmp_path, Given(requests))
+    session.measure, session.slo = Measure(0.2, 0.3), Slo(ttft_s=60.0)
+    summary = Bench().run(session)
+    assert summary["measured"] == {"from_s": 2.0, "to_s": 6.0, "left_out": 5}
+    assert summary["requests"]["completed"] == 5
+    steps = [json.loads(line) for line in (tmp_path / "steps.jsonl").read_text().splitlines()]
+    inside = [one for one in steps if 2.0 <= one["start_s"] <= 6.0]
+    counted = [sum(one["steps"] for one in chosen) for chosen in (inside, steps)]
+    assert 0 < summary["steps"]["count"] == counted[0] < counted[1]
+    assert summary["slo"]["attainment"] == 1.0

@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
-from core.clock import RealClock, VirtualClock
 from core.hookspecs import hookimpl
 from plugins.executor.fake import Fake
 from plugins.mode.bench import Bench
+from plugins.shared.clocks import RealClock, VirtualClock
 from plugins.workload.synthetic import Synthetic
 from tests.plugins.mode.mode_session import VOCAB, Recorder, make_session
 

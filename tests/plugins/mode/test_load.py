@@ -16,13 +16,13 @@ from typing import Any
 import numpy as np
 import pytest
 
-from core.clock import RealClock, VirtualClock
 from core.errors import ConfigError
 from core.request import Request, SamplingParams
 from plugins.mode.load import Load
 from plugins.mode.outlet import Outlet
 from plugins.model.smollm2_files import model_folder
 from plugins.server.client import Busy
+from plugins.shared.clocks import RealClock, VirtualClock
 from plugins.shared.session import Session
 from plugins.sink.figures import Figures
 from plugins.sink.timeline import Timeline
@@ -331,6 +331,14 @@ def test_simulated_time_is_refused(tmp_path: Path):
     session = make_session(tmp_path, Given([ask("a")]), clock=VirtualClock())
     with pytest.raises(ConfigError, match="needs clock=real"):
         Load("http://127.0.0.1:9").run(session)
+
+
+def test_closed_loop_is_refused(tmp_path: Path):
+    workload = Given([ask("a")])
+    workload.closed_loop, workload.total_requests = True, 1
+    workload.follow_up = lambda record: []
+    with pytest.raises(ConfigError, match="workload given is a closed loop: its requests wait"):
+        Load("http://127.0.0.1:9").run(make_session(tmp_path, workload, clock=RealClock()))
 
 
 def environment(folder: Path) -> dict[str, str]:

@@ -11,13 +11,13 @@ from typing import Any
 import numpy as np
 import pytest
 
-from core.clock import RealClock
 from core.errors import ConfigError
 from core.hookspecs import hookimpl
 from core.queries import AdmissionDecision, Verdict
 from core.request import Request, SamplingParams
 from plugins.executor.fake import Fake
 from plugins.mode.serve import Serve
+from plugins.shared.clocks import RealClock
 from tests.plugins.mode.mode_session import VOCAB, Recorder, make_session
 
 

@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from core.clock import RealClock
 from core.errors import ConfigError
 from plugins.executor.simulated import Simulated
 from plugins.mode.simulate import Simulate
+from plugins.shared.clocks import RealClock
 from plugins.step_time.roofline import Roofline
 from plugins.workload.synthetic import Synthetic
 from tests.plugins.mode.mode_session import VOCAB, make_session

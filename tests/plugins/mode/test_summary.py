@@ -10,6 +10,7 @@ import pytest
 from core.records import Choice, ChoiceRecord, RequestRecord, StepRecord
 from plugins.mode.step_totals import StepTotals
 from plugins.mode.summary import distribution, jain_index, summarise
+from plugins.shared.measure import Measure, Slo, window_of
 from plugins.shared.metrics import token_gaps_s, tpot_s, ttft_s
 
 
@@ -175,15 +176,49 @@ def test_step_totals_keep_nothing_of_a_record() -> None:
     assert steps.steps == 50
 
 
-def test_warm_up_is_left_out_by_time() -> None:
-    early = StepTotals(4, 10, measure_from_s=5.0)
-    early.add(step(0, 1, decode_tokens=100))
-    early.add(step(5, 6, decode_tokens=1))
-    records = [request("warm", [1.0]), request("real", [6.0], arrival_s=5.0)]
-    summary = summarise(records, early, measure_from_s=5.0)
-    assert summary["requests"]["accepted"] == 1
-    assert summary["tokens"]["computed"] == 1
-    assert summary["duration_s"] == 1.0
+def test_warm_up_and_drain_enter_no_figure_but_are_counted() -> None:
+    window = window_of([0.0, 5.0, 8.0, 9.0], Measure(warm_up=0.25, drain=0.25))
+    cut = StepTotals(4, 10, measure_from_s=window.from_s, measure_to_s=window.to_s)
+    for start_s, tokens in ((0, 100), (5, 1), (8, 2), (9, 200)):
+        cut.add(step(start_s, start_s + 1, decode_tokens=tokens))
+    records = [
+        request("warm", [1.0, 6.0]),
+        request("real", [6.0, 7.0], arrival_s=5.0),
+        request("last", [8.5, 20.0], arrival_s=8.0),
+        request("dry", [9.5], arrival_s=9.0),
+    ]
+    summary = summarise(records, cut, window)
+    assert summary["measured"] == {"from_s": 5.0, "to_s": 8.0, "left_out": 2}
+    assert summary["requests"]["accepted"] == 2
+    assert summary["latency"]["ttft_s"]["max"] == 1.0
+    assert summary["tokens"]["computed"] == 3
+    assert summary["duration_s"] == 3.0
+    # within 5 .. 8 s: a token of warm and two of real; real began and ended, warm ended
+    assert summary["throughput"]["output_tokens_per_s"] == pytest.approx(3 / 3)
+    assert summary["throughput"]["total_tokens_per_s"] == pytest.approx((3 + 10) / 3)
+    assert summary["throughput"]["requests_per_s"] == pytest.approx(2 / 3)
+
+
+def test_nothing_is_cut_by_default() -> None:
+    records = [request("a", [1.0])]
+    summary = summarise(records, totals(), window_of([0.0], Measure()))
+    assert summary == summarise(records, totals())
+    assert summary["measured"] == {"from_s": None, "to_s": None, "left_out": 0}
+    assert summary["slo"] is None
+
+
+def test_attainment_is_over_all_requests_that_count() -> None:
+    records = [
+        request("good", [1.0, 2.0]),
+        request("late", [5.0, 6.0]),
+        request("refused", [], finish_reason="capacity"),
+        request("slow", [1.0, 9.0]),
+    ]
+    slo = Slo(ttft_s=2.0, tpot_s=3.0)
+    found = summarise(records, totals(step(0, 10)), None, slo)["slo"]
+    assert found["attainment"] == 1 / 4
+    assert found["requests_per_s"] == pytest.approx(1 / 10)
+    assert (found["target"], found["ttft_s"], found["itl_s"]) == (0.9, 2.0, None)
 
 
 def test_empty_run_gives_none_never_nan() -> None:

@@ -6,7 +6,6 @@ import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 
-from core.clock import RealClock
 from core.config import EngineConfig
 from core.errors import ConfigError
 from core.launch import PoolLayout
@@ -20,6 +19,7 @@ from plugins.executor.torch_runner import TorchRunner
 from plugins.model import spec
 from plugins.model.loader import HuggingFaceModel
 from plugins.model.ops import TorchOps
+from plugins.shared.clocks import RealClock
 from tests.plugins.executor.launch_driver import Driver
 from tests.tiny_models import random_prompts, save_tiny
 

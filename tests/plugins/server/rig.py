@@ -10,7 +10,6 @@ from typing import Any, TypeVar
 import numpy as np
 
 from core.build import build_engine
-from core.clock import RealClock
 from core.config import EngineConfig
 from core.engine import Engine
 from core.hooks import Hooks
@@ -35,6 +34,7 @@ from plugins.server.limits import Limits
 from plugins.server.settings import Settings
 from plugins.server.signals import StopSignals
 from plugins.server.workers import Workers
+from plugins.shared.clocks import RealClock
 from plugins.step_time.fixed import Fixed
 from tests.patience import SOON_S
 

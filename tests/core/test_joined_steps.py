@@ -1,0 +1,206 @@
+"""Steps that only decode may go in one in simulated time: the same comes out, to the bit."""
+
+import numpy as np
+import pytest
+
+from core.build import build_engine
+from core.config import EngineConfig
+from core.hooks import Hooks
+from core.hookspecs import hookimpl
+from core.recent import MOST
+from core.request import Request, SamplingParams
+from plugins.admission.prompt_fits import PromptFits
+from plugins.allocator.paged import Paged
+from plugins.batching.chunked import Chunked
+from plugins.cache.admit_all import AdmitAll
+from plugins.cache.lru import Lru
+from plugins.cache.radix import Radix
+from plugins.executor.simulated import Simulated
+from plugins.order.fcfs import Fcfs
+from plugins.predictor.max_tokens_share import MaxTokensShare
+from plugins.preemption.last_admitted import LastAdmitted
+from plugins.shared.clocks import VirtualClock
+from plugins.step_time.fixed import Fixed
+from tests.core.policy_tables import ADMISSIONS, BATCHINGS, VICTIMS
+
+TIMES = Fixed(step_s=0.007, row_s=1e-5, token_s=3e-5, kv_token_s=1e-7, pair_s=1e-9)
+
+
+def make(plugins=None, pages=160, seqs=8, overlap=False, **defaults):
+    roles = {
+        "order": Fcfs(),
+        "admission": PromptFits(),
+        "batching": Chunked(slice_tokens=32),
+        "preemption": LastAdmitted(),
+        "allocator": Paged(16),
+        "cache": Radix(),
+        "evictor": Lru(),
+        "cache_admission": AdmitAll(),
+        "predictor": MaxTokensShare(),
+        "step_time": TIMES,
+        "executor": Simulated(TIMES, vocab_size=500, host_s=0.0003, graph_sizes=[2, 4, 8]),
+    }
+    config = EngineConfig(
+        max_num_seqs=seqs,
+        max_num_batched_tokens=64,
+        pool_tokens=pages * 16,
+        overlap=overlap,
+        strict=True,
+    )
+    return build_engine(Hooks(roles | defaults, plugins or {}), config, 0, VirtualClock())
+
+
+def workload(seed=0, num=24, gap_s=0.15, **params):
+    """Lognormal lengths; a third begin alike; gaps long enough for steps that only decode."""
+    rng = np.random.default_rng(seed)
+    shared = rng.integers(1, 500, 64).astype(np.int32)
+    now_s, requests = 0.0, []
+    for number in range(num):
+        now_s += rng.exponential(gap_s)
+        prompt = rng.integers(1, 500, int(rng.integers(5, 120))).astype(np.int32)
+        prompt = np.concatenate([shared, prompt]) if number % 3 == 0 else prompt
+        requests.append(
+            Request(
+                f"r{number}",
+                prompt,
+                SamplingParams(max_tokens=200, **params),
+                arrival_s=now_s,
+                forced_output=int(rng.integers(1, 90)),
+                priority=number % 4,
+                client=f"c{number % 3}",
+            )
+        )
+    return requests
+
+
+def play(engine, requests, joins):
+    """All events; joins: let steps go in one up to the next arrival."""
+    pending, events = list(requests), []
+    while pending or engine.has_work:
+        while pending and pending[0].arrival_s <= engine.clock.now():
+            engine.submit(pending.pop(0))
+        until_s = pending[0].arrival_s if pending else np.inf
+        event = engine.step(until_s if joins else 0.0)
+        if event is not None:
+            events.append(event)
+        if pending and (engine.stalled or not engine.has_work):
+            engine.clock.wait_until(pending[0].arrival_s)
+    return events
+
+
+def told(engine, events):
+    """What a run did: every token with its time and step, every decision, every sum."""
+    streams = {
+        name: [(c.token_ids.tolist(), c.times_s.tolist(), c.steps.tolist()) for c in r.choices]
+        for name, r in engine.records.items()
+    }
+    ends = {name: (r.admitted_s, r.finished_s, r.preemptions) for name, r in engine.records.items()}
+    slots = "slots (engine.max_num_seqs) are taken"  # told once for steps that go in one
+    choices = [
+        (event.record.step, c)
+        for event in events
+        for c in event.record.choices
+        if not (c.kind == "refused" and slots in c.reason)
+    ]
+    sums = {
+        name: sum(getattr(event.record, name) for event in events)
+        for name in ("steps", "prefill_tokens", "decode_tokens", "sampled_tokens", "kv_tokens")
+    }
+    sums["attended"] = sum(event.record.attended for event in events)
+    return streams, ends, choices, sums, engine.steps
+
+
+def assert_same(make_one, requests):
+    """Returns the events of the run that joins steps."""
+    runs = []
+    for joins in (False, True):
+        engine = make_one()
+        runs.append((engine, play(engine, requests, joins)))
+    apart, joined = (told(*one) for one in runs)
+    for one, other in zip(apart, joined, strict=True):
+        assert one == other
+    assert len(runs[1][1]) < len(runs[0][1]), "no step went with another"
+    return runs[1][1]
+
+
+@pytest.mark.parametrize("seqs", [3, 8, 24])
+def test_steps_in_one_are_the_same_steps(seqs):
+    events = assert_same(lambda: make(seqs=seqs), workload())
+    longest = max(event.record.steps for event in events)
+    assert 1 < longest <= MOST
+    for event in events:
+        record = event.record
+        assert len(event.token_ids) == len(event.request_ids) * record.steps
+        assert record.prefill_tokens == 0 or record.steps == 1
+
+
+def test_they_are_the_same_under_memory_pressure():
+    engines = []
+
+    def one():
+        engines.append(make(pages=24, admission=PromptFits(growth_share=0)))
+        return engines[-1]
+
+    events = assert_same(one, workload())
+    assert sum(c.kind == "preempted" for event in events for c in event.record.choices) > 2
+
+
+@pytest.mark.parametrize("name", BATCHINGS)
+def test_every_batching_policy_is_steady_or_says_nothing(name):
+    def one():
+        return make({"mine": BATCHINGS[name]()})
+
+    assert one().hooks.steady
+    assert_same(one, workload(gap_s=0.4))
+
+
+@pytest.mark.parametrize("name", [*ADMISSIONS, *(f"victims:{name}" for name in VICTIMS)])
+def test_other_policies_decide_the_same(name):
+    kind, _, rest = name.partition(":")
+    makers = VICTIMS[rest] if rest else ADMISSIONS[kind]
+
+    def one():
+        return make(makers(), pages=40)
+
+    if one().hooks.steady:
+        assert_same(one, workload(gap_s=0.4))
+
+
+def test_nothing_is_joined_where_a_plugin_may_change_its_mind():
+    class Moody:
+        @hookimpl
+        def decide_batch(self, query):
+            return None
+
+    class Watches:
+        @hookimpl
+        def on_step(self, query):
+            pass
+
+    for plugin in (Moody(), Watches()):
+        engine = make({"mine": plugin})
+        assert not engine.hooks.steady
+        assert all(event.record.steps == 1 for event in play(engine, workload(num=4), True))
+
+
+def test_nothing_is_joined_with_overlap_or_end_tokens():
+    engine = make(overlap=True)
+    assert all(event.record.steps == 1 for event in play(engine, workload(num=4), True))
+    engine = make()
+    free = [
+        Request("a", np.arange(1, 20, dtype=np.int32), SamplingParams(max_tokens=50)),
+    ]
+    assert all(event.record.steps == 1 for event in play(engine, free, True))
+
+
+def test_a_step_goes_on_alone_when_the_next_request_is_due():
+    engine = make()
+    first = Request(
+        "a", np.arange(1, 20, dtype=np.int32), SamplingParams(max_tokens=90), forced_output=80
+    )
+    engine.submit(first)
+    engine.step(np.inf)
+    event = engine.step(engine.clock.now() + 1e-9)
+    assert event.record.steps == 1
+    event = engine.step(np.inf)
+    assert event.record.steps == MOST
