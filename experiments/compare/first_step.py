@@ -45,11 +45,14 @@ def first_difference(base: Run, own: Run) -> Divergence | int:
 
 
 def expanded(steps: Iterable[Step]) -> Iterator[Step]:
-    """One item a step: a record that stands for k equal ones comes k times, its choices once."""
+    """One item a step: a record that stands for k steps of decodes comes k times, each with its
+    share of the rows' tokens, its choices once."""
     for record in steps:
-        yield record
-        for _ in range(record.get("steps", 1) - 1):
-            yield {**record, "choices": []}
+        num = record.get("steps", 1)
+        rows = [[name, choice, tokens // num] for name, choice, tokens in record["rows"]]
+        yield {**record, "rows": rows}
+        for _ in range(num - 1):
+            yield {**record, "rows": rows, "choices": []}
 
 
 def describe(found: Divergence | int) -> list[str]:

@@ -45,7 +45,7 @@ def test_rows_that_differ_are_named_with_the_batch_policy(tmp_path):
 
 
 def test_records_that_stand_for_several_steps_are_compared_expanded(tmp_path):
-    short = [step(1, rows=[["a", 0, 1]], steps=3), step(4, [("finished", "a", "", "")])]
+    short = [step(1, rows=[["a", 0, 3]], steps=3), step(4, [("finished", "a", "", "")])]
     long = [step(number, rows=[["a", 0, 1]]) for number in (1, 2, 3)]
     assert between(tmp_path, short, [*long, step(4, [("finished", "a", "", "")])]) == 4
     found = between(tmp_path, short, [*long, step(4, rows=[["a", 0, 1]])])
