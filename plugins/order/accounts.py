@@ -7,7 +7,7 @@ presumed to have started, so that one client's requests do not all start on the 
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,19 +21,45 @@ STARTED = ("admitted", "resumed")  # resumed: also one preempted within the step
 
 @dataclass(slots=True, eq=False)
 class Tab:
-    """One request's account."""
+    """One request's account. waiting: its sequences in the queue."""
 
     client: str
     prompt: int
     started: bool = False
+    waiting: set[int] = field(default_factory=set)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Charges:
-    """Of one step: tabs whose prompt is charged, with the tokens, and a tab for each output."""
+    """Of one step: tabs whose prompt is charged, with its cached tokens, and a tab for each
+    output."""
 
     prompts: list[tuple[Tab, int]]
     outputs: list[Tab]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Look:
+    """The queue at one plan, arrays of its length. clients: names. client: of each waiting, its
+    index in `clients`. quotes: its charge should it start, float64. fresh: it did not wait at the
+    plan before. left: sequences that waited then and no longer do, int64 [num_left]."""
+
+    clients: list[str]
+    client: NDArray[np.int64]
+    quotes: NDArray[np.float64]
+    fresh: NDArray[np.bool_]
+    left: NDArray[np.int64]
+
+    def before(self, order: NDArray[np.int64]) -> NDArray[np.float64]:
+        """Charges of the same client's requests that come before each in `order` (rows, int64
+        [n]); float64 [n]."""
+        rows = order[np.argsort(self.client[order], kind="stable")]
+        sums = np.cumsum(self.quotes[rows]) - self.quotes[rows]
+        first = np.flatnonzero(np.diff(self.client[rows], prepend=-1))
+        sizes = np.diff(first, append=len(rows))
+        out = np.empty(len(rows))
+        out[rows] = sums - np.repeat(sums[first], sizes)
+        return out
 
 
 class Accounts:
@@ -56,12 +82,14 @@ class Accounts:
         self._output_weight = output_weight
         self._cached_weight = cached_weight
         self._client_weights = dict(client_weights)
+        self._names: dict[int, str] = {}  # of the table's labels
         self._tabs: dict[str, Tab] = {}  # of the requests that have not ended
         self._waiting: dict[int, Tab] = {}  # at the last look, by sequence
-        self._quotes: dict[int, float] = {}  # then: the charge if it starts
-        self._presumed: dict[str, float] = {}  # client -> charges not on record yet
-        self._presumed_tabs: set[Tab] = set()
-        self._looked = -1
+        self._paid: set[int] = set()  # of them, those whose request has started
+        self._presumed: dict[Tab, float] = {}  # started, but not on record yet: their charges
+        self._quotes = np.empty(0)  # at the last look, of `_quoted`
+        self._quoted = np.empty(0, np.int64)
+        self._looked = -1  # its step
         self._steps: Lagged[Charges] = Lagged()
 
     def on_step(self, event: StepEvent) -> None:
@@ -77,28 +105,28 @@ class Accounts:
         for record in event.finished:
             self._tabs.pop(record.request_id, None)
 
-    def look(self, query: OrderQuery, cached: NDArray[np.int32]) -> "Look":
+    def look(self, query: OrderQuery, cached: NDArray[np.int32]) -> Look:
         """Bring the accounts up to this step's plan. cached: tokens of each waiting that the cache
         holds, int32 [n], to be taken off its charge."""
         self._book(query.step)
-        waiting = {one: self._tab(query, one) for one in query.waiting.id.tolist()}
-        left = [one for one in self._waiting if one not in waiting]
-        stayed = {tab.client for one, tab in self._waiting.items() if one in waiting}
-        self._presume(left if self._looked == query.step - 1 else [])
-        tabs = list(waiting.values())
-        prompt = np.array([tab.prompt for tab in tabs], np.float64)
+        left, fresh = self._exchange(query)
+        labels, client = np.unique(query.waiting.client, return_inverse=True)
+        clients = [self._names[label] for label in labels.tolist()]
+        prompt = query.waiting.prompt
         charge = prompt * self._prompt_weight
-        charge -= np.minimum(cached, prompt) * (self._prompt_weight - self._cached_weight)
-        charge /= [self.weight(tab.client) for tab in tabs]
-        owes = np.array([not (t.started or t in self._presumed_tabs) for t in tabs], np.bool_)
-        quotes = np.where(owes, charge, 0.0)
-        self._waiting, self._looked = waiting, query.step
-        self._quotes = dict(zip(waiting, quotes.tolist(), strict=True))
-        return Look([tab.client for tab in tabs], quotes, left, stayed)
+        charge = charge - np.minimum(cached, prompt) * (self._prompt_weight - self._cached_weight)
+        paid = self._paid.union(*(tab.waiting for tab in self._presumed))
+        ids = query.waiting.id
+        owes = ~np.isin(ids, np.fromiter(paid, np.int64, len(paid)))
+        weights = np.array([self.weight(name) for name in clients])[client]
+        self._quotes, self._quoted = np.where(owes, charge / weights, 0.0), ids
+        self._looked = query.step
+        return Look(clients, client, self._quotes, fresh, left)
 
     def of(self, client: str) -> float:
         """Charged and presumed so far."""
-        return self.charged.get(client, 0.0) + self._presumed.get(client, 0.0)
+        presumed = sum(charge for tab, charge in self._presumed.items() if tab.client == client)
+        return self.charged.get(client, 0.0) + presumed
 
     def weight(self, client: str) -> float:
         """The client's share of service against others'."""
@@ -109,6 +137,7 @@ class Accounts:
             for tab, cached in charges.prompts:
                 if not tab.started:
                     tab.started = True
+                    self._paid |= tab.waiting
                     tokens = (tab.prompt - cached) * self._prompt_weight
                     self._charge(tab.client, tokens + cached * self._cached_weight)
             for tab in charges.outputs:
@@ -117,44 +146,38 @@ class Accounts:
     def _charge(self, client: str, tokens: float) -> None:
         self.charged[client] = self.charged.get(client, 0.0) + tokens / self.weight(client)
 
-    def _presume(self, left: list[int]) -> None:
-        self._presumed, self._presumed_tabs = {}, set()
-        for one in left:
-            tab = self._waiting[one]
-            if not tab.started and tab not in self._presumed_tabs:
-                self._presumed_tabs.add(tab)
-                sofar = self._presumed.get(tab.client, 0.0)
-                self._presumed[tab.client] = sofar + self._quotes[one]
+    def _exchange(self, query: OrderQuery) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:
+        """Who left the queue since the last look, and which rows are new in it."""
+        ids = query.waiting.id
+        now = set(ids.tolist())
+        left = np.array(sorted(self._waiting.keys() - now), np.int64)
+        tabs = [self._leave(one) for one in left.tolist()]
+        self._presumed = {}
+        if len(left) and self._looked == query.step - 1:  # else it is on record who started
+            place = np.argsort(self._quoted)
+            place = place[np.searchsorted(self._quoted, left, sorter=place)]
+            for tab, charge in zip(tabs, self._quotes[place].tolist(), strict=True):
+                if not tab.started:
+                    self._presumed.setdefault(tab, charge)
+        new = now - self._waiting.keys()
+        fresh = np.isin(ids, np.fromiter(new, np.int64, len(new)))
+        rows = np.flatnonzero(fresh).tolist()
+        for row in rows:
+            self._enter(query, int(ids[row]), int(query.waiting.client[row]))
+        return left, fresh
 
-    def _tab(self, query: OrderQuery, one: int) -> Tab:
-        tab = self._waiting.get(one)
-        if tab is None:
-            request = query.request(one)
-            new = Tab(request.client, len(request.prompt))
-            tab = self._tabs.setdefault(request.request_id, new)
+    def _leave(self, one: int) -> Tab:
+        tab = self._waiting.pop(one)
+        tab.waiting.remove(one)
+        self._paid.discard(one)
         return tab
 
-
-@dataclass(frozen=True, slots=True, eq=False)
-class Look:
-    """The queue at one plan. clients: of each waiting. quotes: its charge should it start, float64
-    [n]. left: sequences that waited at the plan before and no longer do. stayed: clients of those
-    that waited then and still do."""
-
-    clients: list[str]
-    quotes: NDArray[np.float64]
-    left: list[int]
-    stayed: set[str]
-
-    def before(self, order: NDArray[np.int64]) -> NDArray[np.float64]:
-        """Charges of the same client's requests that come before each in `order` (rows, int64
-        [n]); float64 [n]."""
-        names = {client: label for label, client in enumerate(dict.fromkeys(self.clients))}
-        labels = np.array([names[client] for client in self.clients], np.int64)
-        rows = order[np.argsort(labels[order], kind="stable")]
-        sums = np.cumsum(self.quotes[rows]) - self.quotes[rows]
-        first = np.flatnonzero(np.diff(labels[rows], prepend=-1))
-        sizes = np.diff(first, append=len(rows))
-        out = np.empty(len(rows))
-        out[rows] = sums - np.repeat(sums[first], sizes)
-        return out
+    def _enter(self, query: OrderQuery, one: int, label: int) -> None:
+        request = query.request(one)
+        self._names[label] = request.client
+        new = Tab(request.client, len(request.prompt))
+        tab = self._tabs.setdefault(request.request_id, new)
+        tab.waiting.add(one)
+        self._waiting[one] = tab
+        if tab.started:
+            self._paid.add(one)

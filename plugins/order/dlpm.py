@@ -11,6 +11,7 @@ A client that does not wait gets its quanta too while it is in debt, but saves u
 """
 
 import numpy as np
+from numpy.typing import NDArray
 
 from core.config import require
 from core.hookspecs import hookimpl
@@ -39,7 +40,8 @@ class Dlpm:
         self.window = window
         self._accounts = Accounts(prompt_weight, output_weight, 0.0, client_weights or {})
         self._granted: dict[str, float] = {}
-        self._refills: dict[int, int] = {}  # at the last plan: refills before the request's turn
+        self._ids = np.empty(0, np.int64)  # at the last plan
+        self._refills = np.empty(0)  # then: refills before the request's turn
         self._clients: set[str] = set()  # that waited then
 
     @hookimpl
@@ -59,24 +61,24 @@ class Dlpm:
             self._granted.setdefault(client, self.quantum)
         order = np.lexsort((waiting.arrival_order, waiting.preemptions == 0, -cached))
         allowance = np.array([self.allowance(client) for client in look.clients])
-        short = look.before(order) - allowance
-        refills = np.where(short < 0, 0, np.floor(short / self.quantum) + 1)
-        self._refills = dict(zip(waiting.id.tolist(), refills.astype(int).tolist(), strict=True))
-        self._clients = set(look.clients)
-        keys = np.stack([refills, -cached], axis=1)
+        short = look.before(order) - allowance[look.client]
+        self._refills = np.where(short < 0, 0, np.floor(short / self.quantum) + 1)
+        self._ids, self._clients = waiting.id, set(look.clients)
+        keys = np.stack([self._refills, -cached], axis=1)
         return OrderDecision(keys, Hold.STEP, "longest cached prefix of clients with allowance")
 
     def allowance(self, client: str) -> float:
         """What a client may still be served; <= 0: nothing until the next refill."""
         return self._granted[client] - self._accounts.of(client)
 
-    def _refill(self, left: list[int]) -> None:
+    def _refill(self, left: NDArray[np.int64]) -> None:
         """Make good the refills that the starts of the last step rested on: as many as the last
         starter needed, and no more than any that did not start still waits for."""
-        needed = max((self._refills.pop(one) for one in left), default=0)
-        num = min([needed, *self._refills.values()])
+        gone = np.isin(self._ids, left)
+        needed = self._refills[gone].max(initial=0)
+        num = min(needed, self._refills[~gone].min(initial=needed))
         for client in self._granted if num else ():
-            grant = num * self.quantum
+            grant = float(num * self.quantum)
             if client not in self._clients:
                 grant = min(grant, max(self.quantum - self.allowance(client), 0.0))
             self._granted[client] += grant

@@ -36,9 +36,11 @@ class Vtc:
         require(0 < output_weight < np.inf, "output_weight", "> 0 and finite", output_weight)
         weights = client_weights or {}
         self._accounts = Accounts(prompt_weight, output_weight, prompt_weight, weights)
-        self._keys: dict[int, float] = {}
-        self._clients: dict[int, str] = {}
-        self._left_last: str | None = None
+        self._ids = np.empty(0, np.int64)  # at the last plan; keys, clients' places in `_clients`
+        self._keys = np.empty(0)
+        self._client = np.empty(0, np.int64)
+        self._clients: list[str] = []
+        self._left_last: str | None = None  # the client whose request left the queue last
 
     @hookimpl
     def on_step(self, query: StepEvent) -> None:
@@ -51,21 +53,23 @@ class Vtc:
         this step alone."""
         waiting = query.waiting
         look = self._accounts.look(query, np.zeros(len(waiting), np.int32))
-        if look.left:
-            self._left_last = self._clients[max(look.left, key=self._keys.__getitem__)]
+        if len(look.left):
+            gone = np.flatnonzero(np.isin(self._ids, look.left))
+            last = gone[self._keys[gone].argmax()]
+            self._left_last = self._clients[self._client[last]]
         order = np.lexsort((waiting.arrival_order, waiting.preemptions == 0))
         self._lift(look, order)
         counters = np.array([self._accounts.of(client) for client in look.clients])
-        keys = counters + look.before(order)
-        ids = waiting.id.tolist()
-        self._keys = dict(zip(ids, keys.tolist(), strict=True))
-        self._clients = dict(zip(ids, look.clients, strict=True))
-        return OrderDecision(keys, Hold.STEP, "client served least")
+        self._keys = counters[look.client] + look.before(order)
+        self._ids, self._client, self._clients = waiting.id, look.client, look.clients
+        return OrderDecision(self._keys, Hold.STEP, "client served least")
 
     def _lift(self, look: Look, order: NDArray[np.int64]) -> None:
         """Raise the counters of clients that came to the queue, in the order of their requests."""
-        active, accounts = set(look.stayed), self._accounts
-        for client in dict.fromkeys(look.clients[row] for row in order.tolist()):
+        accounts = self._accounts
+        active = {look.clients[index] for index in np.unique(look.client[~look.fresh]).tolist()}
+        came = look.client[order][look.fresh[order]]
+        for client in dict.fromkeys(look.clients[index] for index in came.tolist()):
             if client in active:
                 continue
             if active:

@@ -18,10 +18,10 @@ EVERY = pytest.mark.parametrize("order", ORDERS.values(), ids=ORDERS.keys())
 
 
 def requests(ignore_eos: bool) -> list[Request]:
-    """20 requests of three clients, a third with a common prefix, some with deadlines: past or far,
+    """16 requests of three clients, a third with a common prefix, some with deadlines: past or far,
     since the clock itself runs otherwise where launches overlap."""
     rng, out = np.random.default_rng(0), []
-    for index in range(20):
+    for index in range(16):
         prompt = rng.integers(1, VOCAB, rng.integers(1, 90)).astype(np.int32)
         if index % 3 == 0:
             prompt[:40] = 7

@@ -51,16 +51,17 @@ def test_a_large_quantum_is_longest_prefix_first():
 def test_a_client_that_is_away_works_off_its_debt_and_saves_no_more_than_a_quantum():
     policy = Dlpm(quantum=50.0)
     policy._granted = {"debtor": -70.0, "idle": 45.0, "here": 0.0}
-    policy._clients, policy._refills = {"here"}, {1: 2}
-    policy._refill([1])
+    policy._clients, policy._ids, policy._refills = {"here"}, np.array([1]), np.array([2.0])
+    policy._refill(np.array([1]))
     assert policy._granted == {"debtor": 30.0, "idle": 50.0, "here": 100.0}
 
 
 def test_aborts_bring_no_more_refills_than_those_who_stay_wait_for():
     policy = Dlpm(quantum=50.0)
     policy._granted = {"here": 0.0}
-    policy._clients, policy._refills = {"here"}, {1: 9, 2: 1}
-    policy._refill([1])
+    policy._clients, policy._ids = {"here"}, np.array([1, 2])
+    policy._refills = np.array([9.0, 1.0])
+    policy._refill(np.array([1]))
     assert policy._granted == {"here": 50.0}
 
 

@@ -27,7 +27,8 @@ class Queue:
             Request(f"r{i}", np.ones(tokens, np.int32), client=client)
             for i, (client, tokens) in enumerate(zip(clients, prompts, strict=True))
         ]
-        self.view = table_of(prompt=list(prompts), **columns)
+        labels = [sorted(set(clients)).index(client) for client in clients]
+        self.view = table_of(prompt=list(prompts), client=labels, **columns)
 
     def keys(self, step, rows, cached=None):
         view = self.view._table.view(self.view._slots[rows])
@@ -133,7 +134,7 @@ def gaps(policy):
     arrivals = [
         Arrival(start, f"{client}{i}", *SHORT[client], fields={"client": client})
         for client, start in (("A", 0), ("B", 10))
-        for i in range(40)
+        for i in range(24)
     ]
     out = run(make_engine(pages=16, seqs=6, plugins={"mine": policy}), arrivals)
     service, started, differences = Counter(), Counter(), []
@@ -145,7 +146,7 @@ def gaps(policy):
                 started[client] += 1
         for name in event.request_ids:
             service[name[0]] += 2
-        if event.record.step >= 10 and max(started.values()) < 40:
+        if event.record.step >= 10 and max(started.values()) < 24:
             differences.append(service["A"] - service["B"])
     return differences
 
@@ -154,7 +155,7 @@ def test_service_of_two_backlogged_clients_differs_by_less_than_the_bound():
     """2 * max(w_p * longest prompt, w_q * M): here M = 16 pages of 16 tokens."""
     bound = 2 * max(1 * 60, 2 * 256)
     fair, unfair = gaps(Vtc()), gaps(Fcfs())
-    assert len(fair) > 100
+    assert len(fair) > 50
     assert max(fair) - min(fair) <= bound
     assert max(unfair) - min(unfair) > bound
 
@@ -163,13 +164,13 @@ def test_weighted_clients_get_service_in_proportion():
     weights = {"A": 3.0, "B": 1.0}
     arrivals = [
         Arrival(0, f"{client}{i}", 20, 10, fields={"client": client})
-        for i in range(40)
+        for i in range(20)
         for client in "AB"
     ]
     engine = make_engine(seqs=4, plugins={"mine": Vtc(client_weights=weights)})
     out = run(engine, arrivals)
-    first = [c.request_id[0] for c in out.choices("admitted")][:40]
-    assert 28 <= first.count("A") <= 32
+    first = [c.request_id[0] for c in out.choices("admitted")][:20]
+    assert 14 <= first.count("A") <= 16
 
 
 @pytest.mark.parametrize(
