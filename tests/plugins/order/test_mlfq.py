@@ -107,7 +107,7 @@ def test_a_short_prompt_displaces_a_request_that_sank():
 
 
 def test_a_request_is_promoted_out_of_a_stream_that_would_starve_it():
-    stream = [Arrival(3 * i, f"s{i}", 8, 4) for i in range(40)]
+    stream = [Arrival(3 * i, f"s{i}", 8, 4) for i in range(60)]
     long = Arrival(0, "long", 40, 30)
 
     def ended(promote_after):
@@ -116,8 +116,8 @@ def test_a_request_is_promoted_out_of_a_stream_that_would_starve_it():
         assert not plugin._promoted
         return sorted(out.records, key=out.last_token_step).index("long")
 
-    assert ended(promote_after=10**6) == 40
-    assert ended(promote_after=20) < 40
+    assert ended(promote_after=10**6) == 60
+    assert ended(promote_after=20) < 60
 
 
 @pytest.mark.parametrize(
