@@ -47,7 +47,7 @@ def test_a_cut_too_small_for_one_request_cuts_nothing():
 
 
 def test_requests_that_arrive_at_once_cannot_be_cut_at_their_end():
-    with pytest.raises(ConfigError, match=r"drain must be 0 where requests arrive at once, got 0\.5"):
+    with pytest.raises(ConfigError, match=r"0 where requests arrive at once, got 0\.5"):
         window_of([0.0] * 4, Measure(0.0, 0.5))
 
 
