@@ -2,7 +2,7 @@
 
 import gzip
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TextIO, cast
 
@@ -103,14 +103,22 @@ def encode(tokenizer: Any, text: str, chat: bool) -> Ids:
 
     Raises ConfigError when chat is asked of a tokenizer without a template.
     """
-    if not chat:
-        return np.array(tokenizer(text)["input_ids"], dtype=np.int32)
+    if chat:
+        return encode_dialogue(tokenizer, [("user", text)])
+    return np.array(tokenizer(text)["input_ids"], dtype=np.int32)
+
+
+def encode_dialogue(tokenizer: Any, messages: Sequence[tuple[str, str]]) -> Ids:
+    """Token ids of a chat up to where the next answer begins, int32 [n]; messages: role, content.
+
+    Raises ConfigError for a tokenizer without a chat template.
+    """
     if not tokenizer.chat_template:
         raise ConfigError(
             "workload.chat must be false for a tokenizer without a chat template, got True"
         )
-    message = [{"role": "user", "content": text}]
-    prompt = tokenizer.apply_chat_template(message, tokenize=False, add_generation_prompt=True)
+    said = [{"role": role, "content": content} for role, content in messages]
+    prompt = tokenizer.apply_chat_template(said, tokenize=False, add_generation_prompt=True)
     return np.array(tokenizer(prompt, add_special_tokens=False)["input_ids"], dtype=np.int32)
 
 
