@@ -32,6 +32,8 @@ class NewTokenRatio:
     Decode steps and preemptions count from the second step after, when they are known whether
     launches overlap or not; a victim that asks to come back in the step after counts at once."""
 
+    steady = True
+
     def __init__(
         self,
         start: float = 0.7,
@@ -59,11 +61,13 @@ class NewTokenRatio:
 
     @hookimpl
     def on_step(self, query: StepEvent) -> None:
-        """Note whether the step decoded and preempted."""
+        """Note whether the step, or each of those that went in one, decoded and preempted."""
         record = query.record
         self._settle(record.step - 1)
         preempted = any(choice.kind == "preempted" for choice in record.choices)
         self._late.append((record.step, record.decode_tokens > 0, preempted))
+        further = range(record.step + 1, record.step + record.steps)
+        self._late.extend((step, True, False) for step in further)
 
     @hookimpl
     def decide_admission(self, query: AdmissionQuery) -> AdmissionDecision:

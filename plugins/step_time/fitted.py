@@ -29,7 +29,10 @@ class Fitted:
     steps one counts 1/e of a new one. refit_every: steps between fits; the first ones come at once.
 
     A step lasts from its start, or the end of the one before if that is later (launches overlap),
-    until its tokens are there: what a stream waits for."""
+    until its tokens are there: what a stream waits for. Steps that went in one count as so many of
+    their mean."""
+
+    steady = True
 
     def __init__(
         self,
@@ -49,11 +52,11 @@ class Fitted:
         self.pull = pull
         self.memory_steps = memory_steps
         self.refit_every = refit_every
-        self.num_steps = 0  # steps seen
+        self.num_steps = 0  # records of steps seen
         self._prior = np.array([prior_step_s, 0.0, prior_token_s, 0.0, 0.0])
         self._gram = np.zeros((NUM, NUM))
         self._moment = np.zeros(NUM)
-        self._new: list[tuple[float, ...]] = []  # steps not in the sums: their facts and seconds
+        self._new: list[tuple[float, ...]] = []  # steps not in the sums: facts, seconds, how many
         self._last_end_s = -np.inf
         self.coefficients: list[float] = self._prior.tolist()
 
@@ -71,13 +74,14 @@ class Fitted:
     def on_step(self, query: StepEvent) -> None:
         """Learn from a committed step that computed something."""
         record = query.record
-        seconds = record.end_s - max(record.start_s, self._last_end_s)
+        seconds = (record.end_s - max(record.start_s, self._last_end_s)) / record.steps
         self._last_end_s = record.end_s
         if not record.num_rows or seconds <= 0:
             return
         tokens = record.prefill_tokens + record.decode_tokens
-        facts = 1.0, record.num_rows, tokens, record.kv_tokens, record.attended
-        self._new.append((*facts, seconds))
+        sums = tokens, record.kv_tokens, record.attended
+        facts = 1.0, record.num_rows, *(total / record.steps for total in sums)
+        self._new.append((*facts, seconds, record.steps))
         self.num_steps += 1
         young = self.num_steps < self.refit_every and self.num_steps & (self.num_steps - 1) == 0
         if young or len(self._new) == self.refit_every:
@@ -86,9 +90,9 @@ class Fitted:
     def _refit(self) -> None:
         steps = np.array(self._new)
         self._new.clear()
-        facts, seconds = steps[:, :NUM], steps[:, NUM]
+        facts, seconds, counts = steps[:, :NUM], steps[:, NUM], steps[:, NUM + 1]
         ages = np.arange(len(steps))[::-1]
-        weights = np.exp(-ages / self.memory_steps) / seconds**2  # relative errors
+        weights = counts * np.exp(-ages / self.memory_steps) / seconds**2  # relative errors
         faded = np.exp(-len(steps) / self.memory_steps)
         self._gram = faded * self._gram + (facts.T * weights) @ facts
         self._moment = faded * self._moment + facts.T @ (weights * seconds)

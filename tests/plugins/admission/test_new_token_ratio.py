@@ -85,6 +85,14 @@ def test_ratio_sinks_with_decode_steps_to_its_floor():
     assert ratio(policy, 901) == pytest.approx(0.098)
 
 
+def test_steps_that_went_in_one_count_each():
+    policy = NewTokenRatio()
+    record = StepRecord(5, 0.0, steps=10, decode_tokens=40)
+    policy.on_step(StepEvent(record, (), (), np.empty(0, np.int32)))
+    assert ratio(policy, 15) == pytest.approx(0.7 - 9 * DECAY)
+    assert ratio(policy, 16) == pytest.approx(0.7 - 10 * DECAY)
+
+
 def test_steps_without_a_decode_leave_the_ratio():
     policy = NewTokenRatio()
     for step in range(50):

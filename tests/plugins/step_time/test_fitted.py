@@ -101,6 +101,22 @@ def test_overlapped_steps_count_from_the_end_of_the_one_before():
     assert model.seconds(1, 1, 0, 0) == pytest.approx(0.002, rel=0.05)
 
 
+def test_steps_that_went_in_one_are_taken_by_their_mean():
+    """Eight steps of 4 rows: a context of 400 that grows by 4 a step."""
+    model, now_s = Fitted(), 0.0
+    true = np.array([0.004, 0.0, 0.0, 1e-5, 0.0])
+    for number in range(64):
+        context = 400 + 100 * (number % 7)
+        kv_tokens = 8 * context + 4 * 28
+        seconds = 8 * true[0] + kv_tokens * true[3]
+        record = StepRecord(8 * number, now_s, end_s=now_s + seconds, steps=8, num_rows=4)
+        record.decode_tokens, record.kv_tokens, record.attended = 32, kv_tokens, kv_tokens
+        now_s += seconds
+        model.on_step(StepEvent(record, (), (), np.empty(0, np.int32)))
+    assert model.seconds(4, 4, 400, 400) == pytest.approx(0.008, rel=0.01)
+    assert model.seconds(4, 4, 1000, 1000) == pytest.approx(0.014, rel=0.01)
+
+
 def test_steps_that_compute_nothing_teach_nothing():
     model = Fitted()
     model.on_step(StepEvent(StepRecord(0, 0.0, end_s=5.0), (), (), np.empty(0, np.int32)))
