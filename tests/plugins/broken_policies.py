@@ -199,6 +199,18 @@ class AsksForNoTokens:
         return BatchDecision(rows.id[-1:], np.zeros(1, np.int32))
 
 
+class IsNotSteady:
+    """All that run, but the first alone in every third step."""
+
+    steady = True
+
+    @hookimpl
+    def decide_batch(self, query):
+        rows = query.running
+        ids = rows.id if query.step % 3 else rows.id[:1]
+        return BatchDecision(ids, np.ones(len(ids), np.int32))
+
+
 class Swallows:
     @hookimpl
     def decide_admission(self, query):

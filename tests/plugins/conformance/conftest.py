@@ -70,6 +70,9 @@ AXES: dict[str, Callable[[Subject], Any]] = {
     "decision": lambda subject: [hook for hook in subject.hooks if hook in DECISIONS],
     "built": lambda subject: [hook for hook in subject.hooks if hook in OBJECTS],
     "evictor": lambda subject: [hook for hook in subject.hooks if hook == "build_evictor"],
+    "steady": lambda subject: [
+        hook for hook in subject.hooks if subject.steady and hook in rules.STEADY
+    ][:1],
     "probe": probes,
 }
 

@@ -42,7 +42,7 @@ def costs(subject: Subject, running: int) -> Iterator[Cost]:
     traffic = Traffic("cost", tuple(asks), pool=64 * running, seqs=running, budget=4096)
     clock = SteppedClock(STEP_S)
     plugin = watch.around(subject.make())
-    options = {"strict": False, "check": False, "clock": clock, "slice_tokens": 256}
+    options = {"checks": False, "clock": clock, "slice_tokens": 256}
     engine = watch.engine = engine_for(plugin, traffic, overlap=False, seed=7, **options)
     for one in asks:
         engine.submit(one.request(0.0))

@@ -6,9 +6,15 @@ STARVES = {
     "plugins.order.srtf.Srtf": "long requests wait while shorter ones keep coming",
     "plugins.order.trail.Trail": "long requests wait while shorter ones keep coming",
     "plugins.order.slack.Slack": "without a deadline a request waits while others have one",
+    "plugins.order.longest_prefix.LongestPrefix": "who has no match waits for who has one",
+    "plugins.order.dlpm.Dlpm": "without a match a request waits until others used up their quantum",
     "plugins.batching.prefill_first.PrefillFirst": "streams stand still while prompts keep coming",
 }
 
 BOUNDS_S = {
     "plugins.order.priority_ageing.PriorityAgeing": 90.0,  # 9 levels of 10 s
+}
+
+BOUNDS_STEPS = {
+    "plugins.order.mlfq.Mlfq": 1000,  # promote_after
 }

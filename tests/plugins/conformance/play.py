@@ -10,7 +10,7 @@ from core.config import EngineConfig
 from core.engine import Engine
 from core.errors import InvariantError, PolicyError
 from core.hooks import Hooks
-from core.queries import StepEvent
+from core.queries import AllocatorQuery, StepEvent
 from core.request import Request
 from plugins.admission.prompt_fits import PromptFits
 from plugins.allocator.paged import Paged
@@ -68,11 +68,12 @@ FATAL = ("decisions", "progress", "conservation", "exceptions")
 
 
 def engine_for(
-    plugin: Any, traffic: Traffic, *, overlap: bool, seed: int, strict: bool = True,
-    check: bool = True, page_size: int = 16, end_tokens: tuple[int, ...] = (),
-    clock: SteppedClock | None = None, slice_tokens: int | None = None,
+    plugin: Any, traffic: Traffic, *, overlap: bool, seed: int, checks: bool = True,
+    end_tokens: tuple[int, ...] = (), clock: SteppedClock | None = None,
+    slice_tokens: int | None = None,
 ) -> Engine:  # fmt: skip
-    """An engine with the policy in front of the defaults. check: verify every launch."""
+    """An engine with the policy in front of the defaults. checks: strict mode, and the executor
+    verifies every launch."""
     clock = clock or SteppedClock()
     alone = "build_allocator" in dir(plugin) and not _shares_pages(plugin)
     budget = traffic.budget
@@ -81,7 +82,7 @@ def engine_for(
         "admission": PromptFits(growth_share=traffic.growth),
         "batching": Chunked(slice_tokens=slice_tokens or budget),
         "preemption": LastAdmitted(),
-        "allocator": Paged(page_size),
+        "allocator": Paged(traffic.page_size),
         "cache": NoCache() if alone else Radix(),
         "evictor": Lru(),
         "cache_admission": AdmitAll(),
@@ -93,7 +94,7 @@ def engine_for(
             end_token_ids=end_tokens,
             step_s=clock.step_s / 2,
             token_s=clock.step_s / 4 / budget,
-            check=check,
+            check=checks,
         ),
     }
     config = EngineConfig(
@@ -101,14 +102,12 @@ def engine_for(
         max_num_batched_tokens=budget,
         pool_tokens=traffic.pool,
         overlap=overlap,
-        strict=strict,
+        strict=checks,
     )
     return build_engine(Hooks(behind, {NAME: plugin}), config, seed, clock)
 
 
 def _shares_pages(plugin: Any) -> bool:
-    from core.queries import AllocatorQuery
-
     built = plugin.build_allocator(query=AllocatorQuery(1 << 12, 1024))
     return built is None or built.shares_pages
 
@@ -118,13 +117,13 @@ class Player:
 
     def __init__(
         self, subject: Subject, traffic: Traffic, *, overlap: bool = False, seed: int = 7,
-        watch: Watch | None = None, end_tokens: tuple[int, ...] = (), page_size: int = 16,
+        watch: Watch | None = None, end_tokens: tuple[int, ...] = (), checks: bool = True,
     ) -> None:  # fmt: skip
         self.subject, self.traffic = subject, traffic
         self.watch = watch or Watch()
         self.played = Played()
         self._options = {"overlap": overlap, "seed": seed}
-        self._options |= {"end_tokens": end_tokens, "page_size": page_size}
+        self._options |= {"end_tokens": end_tokens, "checks": checks}
         self._requests: dict[str, Request] = {}
         self._prompts: dict[str, bytes] = {}
         self._events: list[StepEvent] = []
@@ -254,7 +253,8 @@ def played(subject: Subject, traffic: Traffic, **options: Any) -> Played:
 def played_between(subject: Subject, traffic: Traffic, other: Traffic) -> Played:
     """The same run while a second engine with a policy of its own plays `other`, step by step in
     turns."""
-    first, second = Player(subject, traffic), Player(subject, other, seed=8)
+    first = Player(subject, traffic, checks=False)
+    second = Player(subject, other, seed=8, checks=False)
     with first.watch.forbidden.watching(subject.package):
         ours, theirs = first.turns(), second.turns()
         busy = True

@@ -5,14 +5,18 @@ from collections.abc import Callable
 from itertools import zip_longest
 from typing import Any
 
+from tests.core import test_joined_steps as joined_steps
 from tests.plugins.conformance.play import FATAL, Played, played, played_between
-from tests.plugins.conformance.subject import DECISIONS, Subject
+from tests.plugins.conformance.subject import DECISIONS, NAME, Subject
 from tests.plugins.conformance.traffic import END_TOKENS, Traffic, mixed
 from tests.plugins.conformance.watch import Answer, PoisonError, Watch
 
 COMPARED = ("decide_admission", "decide_batch", "decide_preemption", "decide_cache_admission")
 """Hooks whose every answer must be the same with and without overlap. Orders are compared by what
 came of them: a preempted request whose token comes late is keyed once more."""
+
+STEADY = "decide_batch", "on_step"
+"""Hooks whose plugins say whether steps that only decode may go in one (core/hookspecs.py)."""
 
 SERVED = {
     "decisions": "every decision is accepted by the core",
@@ -56,7 +60,7 @@ class Runs:
 
     def again(self, subject: Subject, traffic: Traffic) -> Played:
         """A second time, alone."""
-        return self._of(subject, traffic, "again", lambda: played(subject, traffic))
+        return self._of(subject, traffic, "again", lambda: played(subject, traffic, checks=False))
 
     def overlapped(self, subject: Subject, traffic: Traffic) -> Played:
         """Two launches in flight."""
@@ -150,6 +154,23 @@ def lets_exceptions_pass(subject: Subject, traffic: Traffic, hook: str) -> None:
         if run.swallowed:
             text = f"swallowed an exception that its query raised ({PoisonError.__name__})"
             raise BrokenRuleError("exceptions", subject, hook, text)
+
+
+def joins_steps(subject: Subject) -> None:
+    """A policy that calls itself steady: steps that only decode, gone in one, tell the same."""
+    alone, joined = (_told(subject, joins) for joins in (False, True))
+    names = "tokens", "ends", "decisions", "sums", "steps"
+    for name, one, other in zip(names, alone, joined, strict=True):
+        if one != other:
+            hook = next(hook for hook in subject.hooks if hook in STEADY)
+            text = f"is called steady, but {name} differ where steps that only decode go in one"
+            raise BrokenRuleError("steady", subject, hook, text)
+
+
+def _told(subject: Subject, joins: bool) -> Any:
+    engine = joined_steps.make(plugins={NAME: subject.make()})
+    events = joined_steps.play(engine, joined_steps.workload(num=8), joins)
+    return joined_steps.told(engine, events)
 
 
 def was_asked(runs: list[Played], subject: Subject) -> None:

@@ -6,6 +6,7 @@ A class may state, as attributes or properties:
   starvation_bound_s   after that many seconds of waiting a request goes before those that came
                        later, whatever its priority from 0 to 9; default 0: nobody is passed over
                        for long
+  starvation_bound_steps   the same in engine steps
 """
 
 import importlib
@@ -26,7 +27,7 @@ from conf.compose import register
 from conf.instantiate import build, checked_arguments
 from conf.overrides import ROOT, options
 from core.hooks import Hooks
-from tests.plugins.conformance.ours import BOUNDS_S, STARVES
+from tests.plugins.conformance.ours import BOUNDS_S, BOUNDS_STEPS, STARVES
 
 SINGLE_GROUPS = ("batching", "allocator", "cache")
 DECISIONS = (
@@ -72,6 +73,8 @@ class Subject:
     package: str
     starves: str
     starvation_bound_s: float
+    starvation_bound_steps: int
+    steady: bool
     quick: bool
 
     def implements(self, *hooks: str) -> bool:
@@ -124,6 +127,8 @@ def describe(name: str, make: Callable[[], Any], quick: bool = True) -> Subject:
         type(plugin).__module__,
         str(getattr(plugin, "starves", STARVES.get(ours, ""))),
         float(getattr(plugin, "starvation_bound_s", BOUNDS_S.get(ours, 0.0))),
+        int(getattr(plugin, "starvation_bound_steps", BOUNDS_STEPS.get(ours, 0))),
+        bool(getattr(plugin, "steady", False)),
         quick,
     )
 

@@ -4,6 +4,7 @@ import pytest
 
 from tests.plugins.conformance import rules, starvation
 from tests.plugins.conformance.cost import RUNNING, WAITING, costs
+from tests.plugins.conformance.traffic import KINDS
 
 
 def test_one_run(runs, subject, traffic, rule, holds):
@@ -32,8 +33,18 @@ def test_exceptions_pass(subject, decision, traffic, holds):
     holds(rules.lets_exceptions_pass, subject, traffic, decision)
 
 
+def test_joined_steps_tell_the_same(subject, steady, holds):
+    holds(rules.joins_steps, subject)
+
+
 def test_nobody_starves(subject, probe, holds):
     holds(starvation.does_not_starve, subject, probe)
+
+
+@pytest.mark.thorough
+def test_every_hook_was_asked(runs, subject, holds):
+    """By some traffic; an answer of None alone leaves everything to the defaults."""
+    holds(rules.was_asked, [runs.plain(subject, kind(0)) for kind in KINDS[:6]], subject)
 
 
 @pytest.mark.thorough

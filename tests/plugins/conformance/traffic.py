@@ -29,6 +29,7 @@ class Traffic:
     seqs: int = 8
     budget: int = 64
     growth: float = 0.0
+    page_size: int = 16
 
     def until_end_tokens(self) -> "Traffic":
         """The same requests with lengths that only the script knows."""
@@ -139,7 +140,7 @@ def shared_prefixes(seed: int) -> Traffic:
         )
         for i, prompt, output in _lengths(seed, 36, 40, 10)
     ]
-    return Traffic("shared prefixes", tuple(asks), pool=384, seqs=6)
+    return Traffic("shared prefixes", tuple(asks), pool=384, seqs=6, page_size=4)
 
 
 def many_choices(seed: int) -> Traffic:
@@ -179,7 +180,7 @@ def aborts(seed: int) -> Traffic:
         for i, prompt, output in _lengths(seed, 30, 100, 25)
     ]
     gone = {one.name: one.step + int(rng.integers(0, 25)) for one in asks[::2]}
-    return Traffic("aborts", tuple(asks), gone, pool=320, seqs=6, budget=32)
+    return Traffic("aborts", tuple(asks), gone, pool=320, seqs=6, budget=32, page_size=1)
 
 
 def long_prompts(seed: int) -> Traffic:
