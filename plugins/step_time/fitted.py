@@ -2,10 +2,11 @@
 
     seconds = a + b * rows + c * tokens + d * context tokens read + e * pairs of query and key
 
-is least squares of relative errors over past steps, older ones counting less, with no coefficient
-below 0: more work never takes less time, whatever noise says. So few facts repeat themselves (a
-decode row is a token) that some directions are hardly ever seen; along those a small pull to the
-prior decides.
+is least squares of relative errors over past steps, each counting by its tokens, older ones less,
+with no coefficient below 0: more work never takes less time, whatever noise says. By tokens, since
+steps are no straight line (small ones wait for memory) and policies ask about large ones, which are
+rare; relative, so that a late step cannot outweigh the others. Some directions are hardly ever seen
+(a decode row is a token); along those a small pull to the prior decides.
 """
 
 from itertools import product
@@ -19,7 +20,7 @@ from core.hookspecs import hookimpl
 from core.queries import StepEvent, StepTimeQuery
 
 Float = NDArray[np.float64]
-NUM = 5  # coefficients
+NUM, TOKENS = 5, 2  # coefficients; the one of tokens
 SUBSETS = np.array(list(product((0.0, 1.0), repeat=NUM)))  # which of them are not 0; [2^NUM, NUM]
 
 
@@ -92,7 +93,7 @@ class Fitted:
         self._new.clear()
         facts, seconds, counts = steps[:, :NUM], steps[:, NUM], steps[:, NUM + 1]
         ages = np.arange(len(steps))[::-1]
-        weights = counts * np.exp(-ages / self.memory_steps) / seconds**2  # relative errors
+        weights = counts * np.exp(-ages / self.memory_steps) * facts[:, TOKENS] / seconds**2
         faded = np.exp(-len(steps) / self.memory_steps)
         self._gram = faded * self._gram + (facts.T * weights) @ facts
         self._moment = faded * self._moment + facts.T @ (weights * seconds)

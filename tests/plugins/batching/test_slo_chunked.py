@@ -6,10 +6,12 @@ import pytest
 from core.errors import ConfigError
 from plugins.batching.slo_chunked import SloChunked
 from plugins.executor.fake import Fake
+from plugins.executor.simulated import Simulated
 from plugins.step_time.fitted import Fitted
 from plugins.step_time.fixed import Fixed
+from plugins.step_time.roofline import Roofline
 from tests.core.policy_tables import batch_query, rows_of, table_of
-from tests.engine_harness import Arrival, make_engine, run
+from tests.engine_harness import VOCAB, Arrival, make_engine, run
 
 MODEL = Fixed(step_s=0.01, row_s=0.0, token_s=0.001)
 
@@ -115,6 +117,27 @@ def test_gaps_stay_within_the_target_in_an_engine(model):
     assert len(mixed) > 20
     assert max(lasted) <= 0.0151
     assert np.median(lasted) >= 0.0147, "the target is used"
+
+
+def test_fitted_model_keeps_a_device_that_is_no_straight_line_near_the_target():
+    """Llama-8B on an H200 by its roofline: small steps wait for memory, large ones for products."""
+    engine = make_engine(
+        pages=4000,
+        seqs=64,
+        budget=8192,
+        max_model_len=4096,
+        strict=False,
+        batching=SloChunked(itl_slo_ms=30.0),
+        step_time=Fitted(),
+        executor=Simulated(Roofline(), vocab_size=VOCAB),
+    )
+    records = []
+    for i in range(48):
+        engine.submit(Arrival(0, f"r{i}", 60 if i % 4 else 2000, 60).request(engine.clock.now()))
+        records += [event.record for _ in range(8) if (event := engine.step()) is not None]
+    lasted = [r.end_s - r.start_s for r in records[100:] if r.prefill_tokens and r.decode_tokens]
+    assert max(lasted) < 0.0315
+    assert max(lasted) > 0.028, "the target is used"
 
 
 @pytest.mark.parametrize(
