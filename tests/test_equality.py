@@ -46,7 +46,7 @@ PRESSURES = ("free", "forced", "scarce")
 AXES = (BATCHING, (1, 16), CACHES, PRESSURES)
 MATRIX, PAIRS = list(itertools.product(*AXES)), pairwise(*AXES)
 FORCED_TIMES = 12  # preemptions without need
-TINY_TOKENS = 16
+TINY_TOKENS = 20
 SCARCE_POOL = 112  # tokens; the longest tiny request needs 100 of them
 
 

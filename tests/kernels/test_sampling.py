@@ -58,7 +58,7 @@ def test_kept_sets_equal_the_torch_filters(config):
     assert expected.sum(-1)[0] == 70
 
 
-@pytest.mark.parametrize("value", [-INF, -20.0, 2.5])
+@pytest.mark.parametrize("value", [-INF, 2.5])
 def test_a_sample_unlike_its_row_misleads_no_search(value):
     params = (
         SamplingParams(top_k=300),
@@ -156,10 +156,11 @@ def test_rows_are_independent_of_neighbours_and_strides():
         assert token.tolist() == [together[row]]
 
 
-@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
-@pytest.mark.parametrize("config", [SMALL, NARROW])
+@pytest.mark.parametrize(
+    ("dtype", "config"), [(torch.float16, SMALL), (torch.bfloat16, NARROW)], ids=("half", "brain")
+)
 def test_rounded_logits_draw_as_the_same_values_in_float32(dtype, config):
-    rounded = random_logits(len(MIXED), 530).to(dtype)
+    rounded = random_logits(len(MIXED), 290).to(dtype)
     case = Case(rounded.float(), MIXED)
     given = rounded.to(DEVICE)
     tokens, thresholds = draw_and_thresholds(given, Parameters(**case.columns()), config)
@@ -192,7 +193,7 @@ def test_misfit_parameters_are_refused(change, message):
 
 
 def test_settings_beyond_their_range_are_taken_to_its_end():
-    logits = random_logits(3, 1000).to(DEVICE)
+    logits = random_logits(3, 300).to(DEVICE)
     columns = Case(logits.cpu(), [SamplingParams(temperature=1.0)] * 3).columns()
 
     def tokens(**changed):
@@ -203,7 +204,7 @@ def test_settings_beyond_their_range_are_taken_to_its_end():
 
     free, best = tokens(), logits.argmax(1).tolist()
     assert free != best
-    for off in (2**32 + 1, 2**31, 1001, -(2**32) + 1, -5):
+    for off in (2**32 + 1, 2**31, 301, -(2**32) + 1, -5):
         assert tokens(top_k=off) == free
     assert tokens(top_k=1) == tokens(min_p_log=0.0) == tokens(min_p_log=0.5) == best
 

@@ -83,7 +83,7 @@ def test_prefixes_are_left_out_and_their_parts_counted():
 
 def test_more_rows_than_a_block_keep_their_order(monkeypatch):
     monkeypatch.setattr(split_plan, "BLOCKS_OF_ROWS", (16,))
-    lens = [(7 * i) % 130 for i in range(40)]
+    lens = [(37 * i) % 130 for i in range(20)]
     check(balanced(contexts(lens), SHAPE), lens)
 
 
@@ -104,7 +104,6 @@ def test_programs_of_several_rows_write_the_same_plan(rows):
         ([8 * K] * 16, 2),
         ([32 * K] * 8, 4),
         ([4 * K] * 32, 1),
-        ([8 * K] * 64, 1),
     ],
 )
 def test_balanced_fills_the_card_with_whole_rounds(lens, splits):
