@@ -42,22 +42,26 @@ class Simulated:
     max_model_len: what it claims of its model. host_s, host_row_s: seconds in which the host plans
     and launches a step, fixed and for each row; they pass before the launch, so with engine.overlap
     they are hidden while the launch before runs. graph_sizes: numbers of rows to which a step of
-    one-token rows is padded, ascending, as graphs captured at a few sizes do (null: none)."""
+    one-token rows is padded, ascending, as graphs captured at a few sizes do ([]: none). null: what
+    was measured with the step_time (attributes of these names), else 0 and none."""
 
     def __init__(
         self,
         step_time: StepTimeModel | DeviceModel,
         vocab_size: int = 128256,
         max_model_len: int = 131072,
-        host_s: float = 0.0,
-        host_row_s: float = 0.0,
+        host_s: float | None = None,
+        host_row_s: float | None = None,
         graph_sizes: list[int] | None = None,
     ) -> None:
         require(vocab_size >= 2, "executor.vocab_size", ">= 2", vocab_size)
         require(max_model_len >= 2, "executor.max_model_len", ">= 2", max_model_len)
-        require(host_s >= 0, "executor.host_s", ">= 0", host_s)
-        require(host_row_s >= 0, "executor.host_row_s", ">= 0", host_row_s)
-        sizes = list(graph_sizes or ())
+        fixed_s = getattr(step_time, "host_s", 0.0) if host_s is None else host_s
+        row_s = getattr(step_time, "host_row_s", 0.0) if host_row_s is None else host_row_s
+        require(fixed_s >= 0, "executor.host_s", ">= 0", fixed_s)
+        require(row_s >= 0, "executor.host_row_s", ">= 0", row_s)
+        sizes = getattr(step_time, "graph_sizes", []) if graph_sizes is None else graph_sizes
+        sizes = list(sizes)
         ascend = sizes == sorted(set(sizes)) and all(size >= 1 for size in sizes)
         require(ascend, "executor.graph_sizes", "null or >= 1, ascending", graph_sizes)
         known = callable(getattr(step_time, "seconds", None))
@@ -65,8 +69,8 @@ class Simulated:
         self.step_time = step_time
         self.vocab_size = vocab_size
         self.max_model_len = max_model_len
-        self.host_s = host_s
-        self.host_row_s = host_row_s
+        self.host_s = fixed_s
+        self.host_row_s = row_s
         self.graph_sizes = sizes
 
     @hookimpl
@@ -81,6 +85,7 @@ class SimulatedExecutor:
     """core.protocols.Executor without a device. Sequences end by length alone."""
 
     tokenizer = None
+    computes = False
     end_token_ids: tuple[int, ...] = ()
 
     def __init__(self, plugin: Simulated, clock: Clock, memory_share: float) -> None:
