@@ -52,10 +52,10 @@ class MeasuredPredictor:
     def observe(self, record: RequestRecord) -> None:
         """Compare, then let the other learn. A request that was refused at once had none."""
         predicted = self._open.pop(record.request_id, None)
-        for choice in record.choices if predicted is not None else ():
-            if choice.finish_reason in COMPLETED:
-                self._predicted.append(predicted or 0.0)
-                self._came.append(len(choice.token_ids))
+        if predicted is not None:
+            lengths = [len(c.token_ids) for c in record.choices if c.finish_reason in COMPLETED]
+            self._predicted.extend([predicted] * len(lengths))
+            self._came.extend(lengths)
         self.predictor.observe(record)
 
     def error(self) -> dict[str, float | int | None]:
