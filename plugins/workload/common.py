@@ -103,13 +103,14 @@ def encode(tokenizer: Any, text: str, chat: bool) -> Ids:
 
     Raises ConfigError when chat is asked of a tokenizer without a template.
     """
-    if chat:
-        return encode_dialogue(tokenizer, [("user", text)])
-    return np.array(tokenizer(text)["input_ids"], dtype=np.int32)
+    if not chat:
+        return np.array(tokenizer(text)["input_ids"], dtype=np.int32)
+    prompt = render_dialogue(tokenizer, [("user", text)])
+    return np.array(tokenizer(prompt, add_special_tokens=False)["input_ids"], dtype=np.int32)
 
 
-def encode_dialogue(tokenizer: Any, messages: Sequence[tuple[str, str]]) -> Ids:
-    """Token ids of a chat up to where the next answer begins, int32 [n]; messages: role, content.
+def render_dialogue(tokenizer: Any, messages: Sequence[tuple[str, str]]) -> str:
+    """A chat as text up to where the next answer begins; messages: role, content.
 
     Raises ConfigError for a tokenizer without a chat template.
     """
@@ -118,8 +119,7 @@ def encode_dialogue(tokenizer: Any, messages: Sequence[tuple[str, str]]) -> Ids:
             "workload.chat must be false for a tokenizer without a chat template, got True"
         )
     said = [{"role": role, "content": content} for role, content in messages]
-    prompt = tokenizer.apply_chat_template(said, tokenize=False, add_generation_prompt=True)
-    return np.array(tokenizer(prompt, add_special_tokens=False)["input_ids"], dtype=np.int32)
+    return str(tokenizer.apply_chat_template(said, tokenize=False, add_generation_prompt=True))
 
 
 _KINDS: dict[str, tuple[str, ...]] = {

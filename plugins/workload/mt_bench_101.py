@@ -4,6 +4,7 @@ Source: mtbench101/mt-bench-101 (Apache-2.0), ACL 2024, arXiv:2402.14762.
 """
 
 import logging
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
@@ -15,16 +16,10 @@ from core.config import require
 from core.errors import ConfigError
 from core.records import RequestRecord
 from core.request import Request, SamplingParams
-from plugins.workload.common import (
-    TRACES,
-    Ids,
-    arrivals,
-    encode,
-    encode_dialogue,
-    read_jsonl,
-    stream,
-)
+from plugins.workload.common import Ids, arrivals, stream
+from plugins.workload.dialogues import Said, after_answer, encode_turns, read_dialogues
 
+ANSWERS = ("recorded", "generated")
 logger = logging.getLogger(__name__)
 
 
@@ -34,25 +29,26 @@ class Turn:
 
     name: str
     session: str
-    prompt: Ids
-    answer_tokens: int
+    said: Said
     think_s: float
 
 
 class MtBench101:
     """`num_dialogues` of 1,388 dialogues of 2 to 7 turns, drawn in an order that the seed decides.
 
-    A turn's prompt holds the recorded answers of the turns before it, not those generated now: each
-    policy serves the same prompts, and a turn finds in the prefix cache what the last prompt left.
-    task: only the dialogues of a task (two letters), None = all 13. closed_loop: a question comes
-    `think time` after the answer before it has ended; else after its question came. think_s: mean
-    of the think times, which are exponential. rate: dialogues that begin a second, a Poisson
-    process, None = all at 0; rate_scale: all times are divided by it. chat: through the tokenizer's
-    chat template; else as lines "User: ..." and "Assistant: ...". forced: answers have as many
-    tokens as the recorded ones. max_tokens: what requests state as their maximum, all that policies
-    see of a forced length; None = the longest answer of the run (needed without forced).
-    max_prompt, max_output: what the model can take; a dialogue ends before its first turn beyond
-    them, and how many turns were left out is logged and in the manifest.
+    A turn's prompt is all that was said before it and a question. answers: recorded = with the data
+    set's answers, so that each policy serves the same prompts and a turn finds in the prefix cache
+    what the prompt before it left; generated = with the answers as they were generated (a closed
+    loop of forced lengths), whose pages it then finds too. task: only the dialogues of a task (two
+    letters), None = all 13. closed_loop: a question comes `think time` after the answer before it
+    has ended; else after its question came. think_s: mean of the think times, which are
+    exponential. rate: dialogues that begin a second, a Poisson process, None = all at 0;
+    rate_scale: all times are divided by it. chat: through the tokenizer's chat template; else as
+    lines "User: ..." and "Assistant: ...". forced: answers have as many tokens as the recorded
+    ones. max_tokens: what requests state as their maximum, all that policies see of a forced
+    length; None = the longest answer of the run (needed without forced). max_prompt, max_output:
+    what the model can take; a dialogue ends before its first turn beyond them, and how many turns
+    were left out is logged and in the manifest.
     """
 
     def __init__(
@@ -64,6 +60,7 @@ class MtBench101:
         rate: float | None = None,
         rate_scale: float = 1.0,
         chat: bool = True,
+        answers: str = "recorded",
         forced: bool = True,
         max_tokens: int | None = None,
         max_prompt: int | None = None,
@@ -78,6 +75,10 @@ class MtBench101:
             require(value is None or value >= 1, f"workload.{field}", ">= 1 or null", value)
         given = forced or max_tokens is not None
         require(given, "workload.max_tokens", "given without workload.forced", max_tokens)
+        require(answers in ANSWERS, "workload.answers", f"one of {', '.join(ANSWERS)}", answers)
+        grows = answers == "recorded" or (closed_loop and forced)
+        rule = "recorded without workload.closed_loop and workload.forced"
+        require(grows, "workload.answers", rule, answers)
         self.name = "mt_bench_101"
         self.num_dialogues = num_dialogues
         self.task = task
@@ -86,6 +87,7 @@ class MtBench101:
         self.rate = rate
         self.rate_scale = rate_scale
         self.chat = chat
+        self.answers = answers
         self.forced = forced
         self.max_tokens = max_tokens
         self.max_prompt = max_prompt
@@ -116,10 +118,11 @@ class MtBench101:
         self._after = {
             turn.name: following for turns, _ in begun for turn, following in pairwise(turns)
         }
+        self._prompts: dict[str, Ids] = {}
         if self.closed_loop:
-            return [self._request(turns[0], float(at)) for turns, at in begun]
+            return [self._request(turns[0], turns[0].said.prompt, float(at)) for turns, at in begun]
         every = [
-            self._request(turn, float(at + wait_s))
+            self._request(turn, turn.said.prompt, float(at + wait_s))
             for turns, at in begun
             for turn, wait_s in zip(turns, np.cumsum([t.think_s for t in turns]), strict=True)
         ]
@@ -129,7 +132,14 @@ class MtBench101:
         """The next turn of the dialogue, whatever became of this one."""
         turn, ended_s = self._after.get(record.request_id), record.finished_s
         assert ended_s is not None, "a request that has ended has an end"
-        return [] if turn is None else [self._request(turn, ended_s + turn.think_s)]
+        before = self._prompts.pop(record.request_id)
+        if turn is None:
+            return []
+        prompt = turn.said.prompt
+        if self.answers == "generated":
+            answer = np.array(record.choices[0].token_ids, dtype=np.int32)
+            prompt = after_answer(before, answer, turn.said.question)
+        return [self._request(turn, prompt, ended_s + turn.think_s)]
 
     def describe(self) -> dict[str, Any]:
         """What is replayed, for the manifest; complete after `requests`."""
@@ -140,45 +150,38 @@ class MtBench101:
         think = stream(seed, "arrival", entry["id"]).exponential(
             self.think_s / self.rate_scale, len(entry["history"])
         )
+        session = f"{self.name}-{entry['id']}"
         turns: list[Turn] = []
-        said: list[tuple[str, str]] = []
-        for number, both in enumerate(entry["history"]):
-            said.append(("user", both["user"]))
-            prompt = self._encode(tokenizer, said)
-            said.append(("assistant", both["bot"]))
-            answer = tokenizer(both["bot"], add_special_tokens=False)["input_ids"]
-            if self._beyond(len(prompt), len(answer)):
+        grown = 0  # tokens of the prompt, if answers are as long as the recorded ones
+        for number, said in enumerate(encode_turns(tokenizer, entry["history"], self.chat)):
+            grown += len(said.question)
+            if self._beyond(len(said.prompt) if self.answers == "recorded" else grown, said):
                 break
-            session, think_s = f"{self.name}-{entry['id']}", float(think[number]) if number else 0.0
-            name = f"{session}-{number}"
-            turns.append(Turn(name, session, prompt, max(1, len(answer)), think_s))
+            grown += said.answer_tokens
+            think_s = float(think[number]) if number else 0.0
+            turns.append(Turn(f"{session}-{number}", session, said, think_s))
         return turns
 
-    def _encode(self, tokenizer: Any, said: list[tuple[str, str]]) -> Ids:
-        if self.chat:
-            return encode_dialogue(tokenizer, said)
-        lines = [f"{role.capitalize()}: {text}\n" for role, text in said]
-        return encode(tokenizer, "".join(lines) + "Assistant:", chat=False)
+    def _beyond(self, prompt_tokens: int, said: Said) -> bool:
+        long = prompt_tokens > (self.max_prompt or math.inf)
+        return long or (self.forced and said.answer_tokens > (self.max_output or math.inf))
 
-    def _beyond(self, prompt_tokens: int, answer_tokens: int) -> bool:
-        long = self.max_prompt is not None and prompt_tokens > self.max_prompt
-        return long or bool(self.forced and answer_tokens > (self.max_output or answer_tokens))
-
-    def _request(self, turn: Turn, arrival_s: float) -> Request:
+    def _request(self, turn: Turn, prompt: Ids, arrival_s: float) -> Request:
+        self._prompts[turn.name] = prompt
         return Request(
             request_id=turn.name,
-            prompt=turn.prompt,
+            prompt=prompt,
             params=self._params,
             arrival_s=arrival_s,
             session=turn.session,
-            forced_output=turn.answer_tokens if self.forced else None,
+            forced_output=turn.said.answer_tokens if self.forced else None,
         )
 
     def _describe(self, dialogues: list[list[Turn]], asked: int) -> None:
         """Count what is replayed and what is left out; the maximum that requests state."""
         turns = [turn for dialogue in dialogues for turn in dialogue]
         require(bool(turns), "workload.max_prompt", "enough for at least one turn", self.max_prompt)
-        longest = max(turn.answer_tokens for turn in turns) if self.forced else 1
+        longest = max(turn.said.answer_tokens for turn in turns) if self.forced else 1
         limit = longest if self.max_tokens is None else self.max_tokens
         require(limit >= longest, "workload.max_tokens", f">= {longest}", limit)
         self._params = SamplingParams(max_tokens=limit, temperature=self.temperature)
@@ -186,20 +189,12 @@ class MtBench101:
         self.facts = {
             "dialogues": len(dialogues),
             "requests": len(turns),
-            "prompt_tokens": sum(len(turn.prompt) for turn in turns),
-            "recorded_answer_tokens": sum(turn.answer_tokens for turn in turns),
+            "recorded_prompt_tokens": sum(len(turn.said.prompt) for turn in turns),
+            "recorded_answer_tokens": sum(turn.said.answer_tokens for turn in turns),
+            "answers": self.answers,
             "max_tokens": limit,
             "skipped": asked - len(turns),
         }
         if asked > len(turns):
             text = "workload mt_bench_101: %d of %d turns left out (max_prompt %s, max_output %s)"
             logger.warning(text, asked - len(turns), asked, self.max_prompt, self.max_output)
-
-
-def read_dialogues(task: str | None) -> list[dict[str, Any]]:
-    """Dialogues of a task, in file order. Raises ConfigError naming the tasks."""
-    path = TRACES / "prompts" / "mtbench101.jsonl.gz"
-    entries = [entry for _, entry in read_jsonl(path, "workload data")]
-    tasks = sorted({entry["task"] for entry in entries})
-    require(task is None or task in tasks, "workload.task", f"one of {', '.join(tasks)}", task)
-    return [entry for entry in entries if task in (None, entry["task"])]

@@ -12,7 +12,8 @@ from core.errors import ConfigError
 from core.hookspecs import hookimpl
 from plugins.executor.fake import Fake
 from plugins.mode.bench import Bench
-from plugins.workload.mt_bench_101 import MtBench101, read_dialogues
+from plugins.workload.dialogues import after_answer, read_dialogues
+from plugins.workload.mt_bench_101 import MtBench101
 from tests.plugins.mode.mode_session import Recorder, make_session
 
 
@@ -159,6 +160,11 @@ def test_plain_lines_without_a_template() -> None:
         ({"num_dialogues": 0}, r"workload.num_dialogues must be >= 1, got 0"),
         ({"think_s": -1}, r"workload.think_s must be >= 0, got -1"),
         ({"forced": False}, r"workload.max_tokens must be given without workload.forced"),
+        ({"answers": "none"}, r"workload.answers must be one of recorded, generated, got 'none'"),
+        (
+            {"answers": "generated", "closed_loop": False},
+            r"workload.answers must be recorded without workload.closed_loop and",
+        ),
     ],
 )
 def test_bad_argument_names_field_rule_and_value(arguments: Any, message: str) -> None:
@@ -183,6 +189,30 @@ class Spoken(Fake):
         executor = super().build_executor(query=query)
         executor.tokenizer = Characters()
         return executor
+
+
+def test_end_token_of_an_answer_is_in_the_next_prompt_once() -> None:
+    ids = [np.array(part, np.int32) for part in ([1, 2], [5, 9], [9, 7], [8])]
+    assert after_answer(ids[0], ids[1], ids[2]).tolist() == [1, 2, 5, 9, 7]
+    assert after_answer(ids[0], ids[1], ids[3]).tolist() == [1, 2, 5, 9, 8]
+
+
+def test_bench_finds_prompt_and_generated_answer_in_the_prefix_cache(tmp_path: Any) -> None:
+    workload = MtBench101(2, task="GR", max_output=200, think_s=0.5, answers="generated")
+    recorder, executor = Recorder(), Spoken(vocab_size=300, max_model_len=8192)
+    session = make_session(tmp_path, workload, pages=4000, executor=executor, recorder=recorder)
+    summary = Bench().run(session)
+    assert summary["requests"]["completed"] == workload.total_requests
+    records = {record.request_id: record for record in recorder.requests}
+    followers = [name for name in records if not name.endswith("-0")]
+    assert len(followers) >= 2
+    for name in followers:
+        dialogue, turn = name.rsplit("-", 1)
+        before = records[f"{dialogue}-{int(turn) - 1}"]
+        # the last generated token is never computed, so its page is not whole
+        known = before.prompt_tokens + before.output_tokens - 1
+        assert records[name].prompt_tokens > known
+        assert records[name].cached_tokens >= known // 16 * 16
 
 
 def test_bench_finds_each_last_prompt_in_the_prefix_cache(tmp_path: Any) -> None:
