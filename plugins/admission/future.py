@@ -18,11 +18,21 @@ Int64 = NDArray[np.int64]
 def peak_pages(tokens: Int64, left: Int64, copies: Int64, page_size: int) -> int:
     """The most pages that requests hold together at any time to come. Each: tokens it has, left:
     tokens it will still emit (>= 1; the KV of the last is never stored), copies: how many such
-    requests; int64 [n], n >= 1. O(n^2)."""
+    requests; int64 [n], n >= 1. O(n (log n + page_size))."""
     order = np.argsort(-left, kind="stable")
     tokens, left, copies = tokens[order], left[order], copies[order]
-    pages = -(-(tokens[None, :] + left[:, None] - 1) // page_size)  # [who ends, who is there]
-    return int((np.tril(pages) @ copies).max())
+    full, rest = np.divmod(tokens, page_size)
+    grown, further = np.divmod(left - 1, page_size)
+    # fuller[i, r]: of the first i + 1 requests, those with r or more tokens on their last page.
+    fuller = np.zeros((len(tokens), page_size + 2), np.int64)
+    fuller[np.arange(len(tokens)), rest] = copies
+    fuller = np.cumsum(np.cumsum(fuller, axis=0)[:, ::-1], axis=1)[:, ::-1]
+    # That page and `further` tokens more are a page or two: where they exceed 0, and a page.
+    row = np.arange(len(tokens))
+    begun = fuller[row, np.maximum(1 - further, 0)]
+    second = fuller[row, page_size + 1 - further]
+    pages = np.cumsum(copies * full) + np.cumsum(copies) * grown + begun + second
+    return int(pages.max())
 
 
 def own_tokens(query: AdmissionQuery) -> Int64:

@@ -56,6 +56,7 @@ class NewTokenRatio:
         self._late: deque[tuple[int, bool, bool]] = deque()  # step, did it decode, did it preempt
         self._preempted = False  # and the ratio does not show it yet
         self._counted = -1  # preemptions up to this step are in the ratio
+        self._endless: dict[int, bool] = {}  # running id -> does it ignore end tokens
         self._step = -1  # the step last asked about, and the admissions before it
         self._admissions = 0
 
@@ -122,5 +123,15 @@ class NewTokenRatio:
     def _ratios(self, query: AdmissionQuery) -> NDArray[np.float64]:
         running = query.running
         sure = running.admitted_order > self._admissions
-        sure |= [query.request(one).params.ignore_eos for one in running.id.tolist()]
+        sure |= self._ignore_ends(query)
         return np.where(sure, 1.0, self.ratio)
+
+    def _ignore_ends(self, query: AdmissionQuery) -> NDArray[np.bool_]:
+        """Which of the running ignore end tokens; each request is looked at once."""
+        known, ids = self._endless, query.running.id.tolist()
+        if len(known) > 2 * len(ids) + 64:
+            self._endless = known = {one: known[one] for one in ids if one in known}
+        for one in ids:
+            if one not in known:
+                known[one] = query.request(one).params.ignore_eos
+        return np.array([known[one] for one in ids], np.bool_)

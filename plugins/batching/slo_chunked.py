@@ -6,6 +6,8 @@ of each step follows from the engine's model of step times, as Niyama's dynamic 
 al., arXiv 2503.22562).
 """
 
+from bisect import bisect_left
+
 import numpy as np
 from numpy.typing import NDArray
 
@@ -80,16 +82,21 @@ class _Load:
     def __init__(
         self, running: RequestTable, prompts: NDArray[np.int64], decodes: NDArray[np.int64]
     ) -> None:
-        self._remaining = running.remaining[prompts]
-        self._computed = running.computed[prompts].astype(np.int64)
+        left = running.remaining[prompts].astype(np.int64)
+        computed = running.computed[prompts].astype(np.int64)
         self._num_decodes = len(decodes)
         self._context = int(running.computed[decodes].sum(dtype=np.int64)) + len(decodes)
+        # Of the first k prompts in whole: tokens, context read, pairs; computed of the next.
+        self._tokens = [0, *np.cumsum(left).tolist()]
+        self._read = [0, *np.cumsum(computed + left).tolist()]
+        self._pairs = [0, *np.cumsum(left * computed + left * (left + 1) // 2).tolist()]
+        self._computed = computed.tolist()
 
     def seconds(self, model: StepTimeModel, tokens: int) -> float:
-        """The step's time with a slice of so many tokens."""
-        new = in_turn(self._remaining, tokens).astype(np.int64)
-        served = new > 0
-        kv_tokens = self._context + int((self._computed + new)[served].sum())
-        attended = self._context + int((new * self._computed + new * (new + 1) // 2).sum())
-        rows = self._num_decodes + int(served.sum())
-        return float(model.seconds(rows, self._num_decodes + tokens, kv_tokens, attended))
+        """The step's time with a slice of so many tokens, >= 1."""
+        whole = bisect_left(self._tokens, tokens) - 1
+        part, computed = tokens - self._tokens[whole], self._computed[whole]
+        read = self._context + self._read[whole] + computed + part
+        pairs = self._pairs[whole] + part * computed + part * (part + 1) // 2
+        rows = self._num_decodes + whole + 1
+        return float(model.seconds(rows, self._num_decodes + tokens, read, self._context + pairs))

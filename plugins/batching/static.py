@@ -15,7 +15,6 @@ from core.queries import (
     AdmissionQuery,
     BatchDecision,
     BatchQuery,
-    Ids,
     Verdict,
 )
 from core.table import RequestTable
@@ -38,13 +37,13 @@ class Static:
         require(batch_size is None or batch_size >= 1, "batching.batch_size", ">= 1", batch_size)
         self.batch_size = batch_size
         self.token_budget = check_budget(token_budget)
-        self._batch: Ids = np.empty(0, np.int64)
+        self._last = -1  # the batch: who runs and was admitted no later than this (admitted_order)
 
     @hookimpl
     def decide_admission(self, query: AdmissionQuery) -> AdmissionDecision | None:
         """WAIT while a batch is under way or the next is full; None: memory is another's matter."""
         running = query.running
-        under_way = int(np.isin(running.id, self._batch).sum())
+        under_way = int((running.admitted_order <= self._last).sum())
         if under_way:
             text = f"a batch is under way, {under_way} of it not done"
             return AdmissionDecision(Verdict.WAIT, text)
@@ -64,14 +63,13 @@ class Static:
         rows = prompts if len(prompts) else longest_unserved(running, members, budget)
         tokens = in_turn(running.remaining[rows], budget)
         served = tokens > 0
-        part = f"prefill {len(prompts)} of {len(members)}" if len(prompts) else "decode"
-        reason = f"batch of {len(self._batch)}: {part}"
+        part = f"prefill {len(prompts)} of" if len(prompts) else "decode"
+        reason = f"{part} {len(members)} in the batch, {len(running) - len(members)} wait for it"
         return BatchDecision(running.id[rows[served]], tokens[served], reason)
 
     def _members(self, running: RequestTable) -> NDArray[np.int64]:
         """Rows of the batch; whoever runs, up to batch_size, if it has ended."""
-        members = np.flatnonzero(np.isin(running.id, self._batch))
-        if len(members) == 0:
-            members = np.arange(len(running))[: self.batch_size]
-        self._batch = running.id[members]
-        return members
+        order = running.admitted_order
+        if order[0] > self._last:
+            self._last = int(order[: self.batch_size][-1])
+        return np.flatnonzero(order <= self._last)
