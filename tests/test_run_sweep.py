@@ -3,8 +3,6 @@
 import json
 from pathlib import Path
 
-import pytest
-
 
 def summaries(folder: Path) -> list[dict]:
     return [json.loads(file.read_text()) for file in sorted(folder.glob("*/summary.json"))]
@@ -65,33 +63,16 @@ def test_sweep_again_skips_what_is_done_and_repeats_what_failed(probe, tmp_path)
     assert (failed / "error.json").stat().st_mtime_ns > error
 
 
-VICTIMS = {
-    "last_admitted",
-    "evict_shortest",
-    "evict_longest",
-    "most_pages",
-    "cheapest_recompute",
-    "fewest_preempted",
-    "random",
-    "least_remaining",
-    "most_remaining",
-    "least_remaining+oracle (oracle)",
-    "most_remaining+oracle (oracle)",
-    "mc_sf+oracle (oracle)",
-}
+def test_experiment_sweeps_its_own_axes_without_m(probe, tmp_path):
+    outcome = probe("+experiment=continuous_vs_static", "seed=7", "hydra.sweep.dir=s")
+    assert outcome.code == 0
+    found = [(one["hooks"]["decide_batch"], one["seed"]) for one in summaries(tmp_path / "s")]
+    assert sorted(found) == [("chunked", 7), ("static", 7)]
 
 
-@pytest.mark.parametrize(
-    ("arguments", "policies"),
-    [
-        ((), VICTIMS),
-        (("+policy=mine,fcfs",), {"mine", "fcfs"}),
-    ],
-    ids=["its own set", "another set"],
-)
-def test_experiment_sweeps_without_m(probe, tmp_path, arguments, policies):
-    axes = ("seed=7", "engine.pool_tokens=4096")
-    outcome = probe("+experiment=victims", *axes, "hydra.sweep.dir=s", *arguments)
+def test_experiment_takes_another_set_of_policies_one_from_outside_the_clone(probe, tmp_path):
+    axes = ("seed=7", "engine.pool_tokens=4096", "+policy=mine,evict_shortest")
+    outcome = probe("+experiment=victims", *axes, "hydra.sweep.dir=s")
     assert outcome.code == 0
     found = [(one["policy"], one["seed"]) for one in summaries(tmp_path / "s")]
-    assert sorted(found) == sorted((policy, 7) for policy in policies)
+    assert sorted(found) == [("evict_shortest", 7), ("mine", 7)]
