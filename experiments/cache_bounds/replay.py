@@ -7,12 +7,12 @@ beside the request's own stay outside."""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 
 from core.keys import page_keys
-from core.protocols import Evictor, Pages
+from core.protocols import Pages
 from core.queries import (
     CacheAdmissionDecision,
     CacheAdmissionQuery,
@@ -29,8 +29,8 @@ from plugins.workload.mooncake import BLOCK_TOKENS, read_mooncake
 class BuildsEvictor(Protocol):
     """A plugin that answers build_evictor."""
 
-    def build_evictor(self, query: EvictorQuery) -> Evictor:
-        """A new order."""
+    def build_evictor(self, query: EvictorQuery) -> Any:
+        """A core.protocols.Evictor for nodes of the radix tree."""
 
 
 class AdmitsToCache(Protocol):
