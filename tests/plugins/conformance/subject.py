@@ -15,7 +15,7 @@ import inspect
 import json
 import sys
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -76,6 +76,7 @@ class Subject:
     starvation_bound_steps: int
     steady: bool
     quick: bool
+    arguments: str | None = None  # as JSON, of one named on the command line
 
     def implements(self, *hooks: str) -> bool:
         """Whether it has any of them."""
@@ -100,7 +101,7 @@ def load(spec: str, arguments: str | None = None) -> Subject:
     given = json.loads(arguments) if arguments else {}
     if not isinstance(given, dict):
         raise ValueError(f"--policy-args must be a JSON object, got {arguments!r}")
-    return subject_of(spec, target, given, quick=False)
+    return replace(subject_of(spec, target, given, quick=False), arguments=arguments)
 
 
 def subject_of(

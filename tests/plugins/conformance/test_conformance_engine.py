@@ -4,6 +4,7 @@ import pytest
 
 from tests.plugins.conformance import rules, starvation
 from tests.plugins.conformance.cost import RUNNING, WAITING, costs
+from tests.plugins.conformance.digest import same_in_every_process
 from tests.plugins.conformance.traffic import KINDS
 
 
@@ -14,6 +15,11 @@ def test_one_run(runs, subject, traffic, rule, holds):
 
 def test_same_seed_same_run(runs, subject, traffic, holds):
     holds(rules.deterministic, runs, subject, traffic)
+
+
+@pytest.mark.thorough
+def test_same_seed_same_run_in_every_process(subject, holds):
+    holds(same_in_every_process, subject)
 
 
 def test_a_second_engine_changes_nothing(runs, subject, traffic, holds):
