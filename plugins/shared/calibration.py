@@ -77,19 +77,32 @@ class Calibration:
 
     def seconds(self, num_rows: Any, num_tokens: Any, kv_tokens: Any, attended: Any) -> Any:
         """Seconds of steps, graph padding not included; numbers or arrays that broadcast."""
-        c = self.coefficients
-        chunks: Any = num_tokens > num_rows
-        beyond: Any = num_tokens - self.knee_tokens
-        beyond = np.maximum(beyond, 0) if isinstance(beyond, np.ndarray) else max(beyond, 0)
-        linear = c["row"] * num_rows + c["token"] * num_tokens + c["more_token"] * beyond
-        reads = c["kv_token"] * kv_tokens + c["pair"] * attended
-        return c["step"] + c["chunks"] * chunks + linear + reads
+        facts = num_rows, num_tokens, kv_tokens, attended
+        return seconds_of(self.coefficients, self.knee_tokens, *facts)
 
     def save(self, path: Path) -> None:
         """Write the file; folders are made."""
         content = {"version": VERSION, "units": UNITS | {"host_row_s": "s/row"}} | asdict(self)
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(json.dumps(content, indent=1, allow_nan=False) + "\n", encoding="utf-8")
+
+
+def seconds_of(
+    coefficients: Mapping[str, float],
+    knee_tokens: int,
+    num_rows: Any,
+    num_tokens: Any,
+    kv_tokens: Any,
+    attended: Any,
+) -> Any:
+    """Seconds of steps by the formula of this module; numbers or arrays that broadcast."""
+    c = coefficients
+    chunks: Any = num_tokens > num_rows
+    beyond: Any = num_tokens - knee_tokens
+    beyond = np.maximum(beyond, 0) if isinstance(beyond, np.ndarray) else max(beyond, 0)
+    linear = c["row"] * num_rows + c["token"] * num_tokens + c["more_token"] * beyond
+    reads = c["kv_token"] * kv_tokens + c["pair"] * attended
+    return c["step"] + c["chunks"] * chunks + linear + reads
 
 
 def load(path: Path) -> Calibration:

@@ -1,0 +1,239 @@
+"""Mode calibrate: measure steps on the engine's executor and fit a model of their time.
+
+Steps of a grid go straight to the executor, so that no policy, cache or prompt is in the way: rows
+of one token at several contexts, chunks behind several contexts, and both together. A step's time
+is the median from one launch's end to the next's with two in flight. A part of the grid is held
+out of the fit; its error is what a simulation's summary carries. Then the session's workload runs
+through the engine, all requests at once: its steps, which no grid chose, are a second test, and
+their host times give those of planning.
+
+On a CPU a launch computes before it returns, so nothing is hidden behind it: simulate what was
+measured there with engine.overlap=false."""
+
+from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
+from dataclasses import asdict, replace
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from rich.box import SIMPLE_HEAD
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+
+from core.config import require
+from core.engine import Engine
+from core.records import StepRecord
+from plugins.mode.calibrate_fit import (
+    Steps,
+    fit,
+    fit_host,
+    host_seconds,
+    of_records,
+    predicted,
+    steps_of,
+)
+from plugins.mode.calibrate_grid import Point, Room, grid, time_point
+from plugins.mode.device_lock import device_lock
+from plugins.mode.running import running
+from plugins.shared.calibration import TERMS, UNITS, Calibration, residuals
+from plugins.shared.clocks import RealClock
+from plugins.shared.session import Session
+
+Float = NDArray[np.float64]
+FILE = "calibration.json"
+PLAIN_WIDTH = 100  # columns when the output is no terminal
+ABSENT = "–"
+HOST_PARTS = ("plan", "pack", "launch", "commit", "observers")
+LEAST = 2 * len(TERMS)  # points of a fit
+LOCKS = ("fail", "wait", "off")
+
+
+class Calibrate:
+    """rows, contexts, chunks: the grid, see plugins/mode/calibrate_grid.py; steps that the engine
+    has no room for are left out and counted. warmup, repeats: launches of each step before and
+    under the clock. test_share: of the grid, held out of the fit, chosen by the run's seed. path:
+    where else than in the run's folder the file goes. lock: as in mode bench."""
+
+    def __init__(
+        self,
+        rows: list[int],
+        contexts: list[int],
+        chunks: list[int],
+        warmup: int = 3,
+        repeats: int = 15,
+        test_share: float = 0.25,
+        path: str | None = None,
+        lock: str = "fail",
+    ) -> None:
+        axes = ("rows", rows, 1), ("contexts", contexts, 1), ("chunks", chunks, 2)
+        for name, values, least in axes:
+            known = bool(values) and all(value >= least for value in values)
+            require(known, f"mode.{name}", f"numbers >= {least}", values)
+        require(warmup >= 0, "mode.warmup", ">= 0", warmup)
+        require(repeats >= 1, "mode.repeats", ">= 1", repeats)
+        require(0 < test_share < 1, "mode.test_share", "in (0, 1)", test_share)
+        require(lock in LOCKS, "mode.lock", f"one of {', '.join(LOCKS)}", lock)
+        self.rows, self.contexts, self.chunks = rows, contexts, chunks
+        self.warmup, self.repeats, self.test_share = warmup, repeats, test_share
+        self.path, self.lock = path, lock
+
+    def run(self, session: Session) -> dict[str, Any]:
+        """Measure, fit, write calibration.json; returns its figures without the points."""
+        timed = isinstance(session.clock, RealClock)
+        locked = timed and self.lock != "off"
+        lock = device_lock(session.device, self.lock == "wait") if locked else nullcontext()
+        with lock, running(session) as (engine, _):
+            session.run.manifest["executor"] = engine.executor.describe()
+            found = self._measured(session, engine)
+        paths = [session.folder / FILE, *([Path(self.path).expanduser()] if self.path else [])]
+        for path in paths:
+            found.save(path)
+        _print(found, paths)
+        fields = ("model", "device", "coefficients", "knee_tokens", "fit", "test", "traffic")
+        return {
+            "name": f"calibrate {found.model} on {found.device}",
+            "mode": "calibrate",
+            "file": str(paths[-1]),
+            "points": len(found.points),
+            "skipped": found.skipped,
+            **{name: getattr(found, name) for name in fields},
+        }
+
+    def _measured(self, session: Session, engine: Engine) -> Calibration:
+        rng = np.random.default_rng(session.run.seed)
+        points, steps = self._timed(engine, rng)
+        held_out = rng.permutation(len(points)) < round(self.test_share * len(points))
+        coefficients, knee = fit(steps.part(~held_out))
+        guessed = predicted(coefficients, knee, steps)
+        records = _traffic(session, engine)
+        facts = engine.executor.describe()
+        on_host = facts.get("device") == "cpu"  # a launch computes before it returns
+        parts = tuple(part for part in HOST_PARTS if not (on_host and part == "launch"))
+        host_s, host_row_s = fit_host(*host_seconds(records, parts))
+        own = of_records(records)
+        device_s = predicted(coefficients, knee, own)
+        host = host_s + host_row_s * own.num_rows
+        hidden = session.engine.overlap and not on_host
+        whole_s = np.maximum(device_s, host) if hidden else device_s + host
+        memory = engine.state.memory
+        return Calibration(
+            model=str(facts.get("model", "none")),
+            device=str(facts.get("device_name", facts["device"])),
+            dtype=str(facts.get("model_dtype", "none")),
+            num_devices=1,
+            coefficients=coefficients,
+            knee_tokens=knee,
+            graph_sizes=list((facts.get("graphs") or {}).get("sizes", [])),
+            host_s=host_s,
+            host_row_s=host_row_s,
+            pool_tokens=memory.ledger.num_pages * memory.page_size,
+            memory_share=session.engine.memory_share,
+            fit=residuals(guessed[~held_out], steps.seconds[~held_out]),
+            test=residuals(guessed[held_out], steps.seconds[held_out]),
+            traffic=residuals(whole_s, own.seconds),
+            measured=_origin(session),
+            points=_points(points, steps, guessed, held_out),
+            skipped=self._num_points - len(points),
+        )
+
+    @property
+    def _num_points(self) -> int:
+        return len(grid(self.rows, self.contexts, self.chunks))
+
+    def _timed(self, engine: Engine, rng: np.random.Generator) -> tuple[list[Point], Steps]:
+        """The steps of the grid that the engine has room for, and what each took."""
+        room = _room(engine)
+        points = [one for one in grid(self.rows, self.contexts, self.chunks) if room.holds(one)]
+        rule = f"at least {LEAST} steps that the engine has room for ({room})"
+        require(len(points) >= LEAST, "mode.rows, contexts and chunks", rule, len(points))
+        rows = []
+        for point in points:
+            pace = time_point(engine.executor, point, room, rng, self.warmup, self.repeats)
+            facts = point.num_rows, point.num_tokens, point.kv_tokens, point.attended
+            rows.append((*facts, pace.graph_rows, pace.seconds))
+        return points, steps_of(rows)
+
+
+def _room(engine: Engine) -> Room:
+    state, memory = engine.state, engine.state.memory
+    return Room(
+        max_rows=state.config.max_num_seqs,
+        max_tokens=state.config.max_num_batched_tokens,
+        max_len=state.max_model_len,
+        num_pages=memory.ledger.num_pages,
+        page_size=memory.page_size,
+    )
+
+
+def _traffic(session: Session, engine: Engine) -> list[StepRecord]:
+    """The workload's requests, all at once: the records of its steps."""
+    executor = engine.executor
+    workload = session.workload
+    for request in workload.requests(executor.tokenizer, executor.vocab_size, session.run.seed):
+        engine.submit(replace(request, arrival_s=engine.clock.now()))
+    records = []
+    while engine.has_work:
+        event = engine.step()
+        if event is not None:
+            records.append(event.record)
+    return records
+
+
+def _points(
+    points: Sequence[Point], steps: Steps, guessed: Float, held_out: NDArray[np.bool_]
+) -> list[Mapping[str, Any]]:
+    rows = zip(points, steps.seconds.tolist(), guessed.tolist(), held_out.tolist(), strict=True)
+    return [
+        asdict(point) | {"seconds": seconds, "predicted_s": guess, "held_out": held}
+        for point, seconds, guess, held in rows
+    ]
+
+
+def _origin(session: Session) -> dict[str, Any]:
+    facts = session.run.manifest
+    return {
+        "commit": facts.get("commit"),
+        "dirty": facts.get("dirty"),
+        "command": facts.get("command"),
+        "date": datetime.now(UTC).date().isoformat(),
+        "versions": facts.get("versions"),
+        "platform": facts.get("platform"),
+        "shape": (facts.get("executor") or {}).get("shape"),
+        "clock": "real" if isinstance(session.clock, RealClock) else "virtual",
+        "overlap": session.engine.overlap,
+    }
+
+
+def _print(found: Calibration, paths: Sequence[Path]) -> None:
+    terminal = Console()
+    if not terminal.is_terminal:
+        terminal = Console(width=PLAIN_WIDTH)
+    terminal.print(f"[bold]{escape(found.model)}[/] on {escape(found.device)}", highlight=False)
+    costs = Table(box=SIMPLE_HEAD, pad_edge=False)
+    costs.add_column("term", style="cyan")
+    costs.add_column("coefficient", justify="right")
+    costs.add_column("unit")
+    for name, unit in UNITS.items():
+        costs.add_row(name, f"{found.coefficients[name]:.3g}", unit)
+    costs.add_row("host", f"{found.host_s:.3g}", "s")
+    costs.add_row("host, a row", f"{found.host_row_s:.3g}", "s/row")
+    terminal.print(costs)
+    errors = Table(box=SIMPLE_HEAD, pad_edge=False)
+    errors.add_column("error of", style="cyan")
+    for name in ("steps", "mean", "p90", "max"):
+        errors.add_column(name, justify="right")
+    for label, one in (
+        ("steps fitted", found.fit),
+        ("steps held out", found.test),
+        ("steps of a run", found.traffic),
+    ):
+        shares = [ABSENT if x is None else f"{100 * x:.1f} %" for x in (one.mape, one.p90, one.max)]
+        errors.add_row(label, f"{one.points}", *shares)
+    terminal.print(errors)
+    if found.skipped:
+        terminal.print(f"{found.skipped} steps of the grid do not fit the engine")
+    terminal.print(f"written: {escape(', '.join(map(str, paths)))}", soft_wrap=True)

@@ -1,0 +1,196 @@
+"""mode=calibrate: what it measures, and that the fit finds what is known."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import yaml
+
+from core.errors import ConfigError
+from kernels import torch_reference
+from plugins.attention.paged import PagedAttention
+from plugins.executor.simulated import Simulated
+from plugins.executor.torch_runner import TorchRunner
+from plugins.mode.calibrate import Calibrate
+from plugins.mode.calibrate_fit import fit, fit_host, steps_of
+from plugins.mode.calibrate_grid import Point, Room, grid, launches
+from plugins.mode.simulate import Simulate
+from plugins.model.loader import HuggingFaceModel
+from plugins.shared.calibration import load
+from plugins.shared.clocks import RealClock
+from plugins.step_time.calibrated import Calibrated
+from plugins.step_time.fixed import Fixed
+from plugins.step_time.roofline import Roofline
+from plugins.workload.synthetic import Synthetic
+from tests.plugins.mode.mode_session import VOCAB, make_session
+
+ROOT = Path(__file__).resolve().parents[3]
+GRID: dict[str, Any] = {
+    "rows": [1, 2, 4, 8],
+    "contexts": [16, 64, 256],
+    "chunks": [16, 64, 120],
+    "repeats": 3,
+}
+
+
+def calibrated(folder: Path, step_time: Any, **arguments: Any) -> Path:
+    """The file that a calibration of the simulated executor writes."""
+    folder.mkdir(exist_ok=True)
+    executor = Simulated(step_time, vocab_size=VOCAB, max_model_len=512)
+    session = make_session(folder, Synthetic(12), pages=400, executor=executor)
+    Calibrate(**GRID | arguments).run(session)
+    return folder / "calibration.json"
+
+
+def test_facts_of_a_step_by_hand():
+    """Two rows that read 10 each; a chunk of 3 behind 4, which attend to 5, 6 and 7."""
+    point = Point(2, 10, 3, 4)
+    assert (point.num_rows, point.num_tokens, point.kv_tokens) == (3, 5, 27)
+    assert point.attended == 20 + 5 + 6 + 7
+
+
+def test_grid_holds_rows_by_contexts_chunks_alone_and_both():
+    points = grid([1, 8], [16, 64], [32])
+    assert [p for p in points if not p.chunk] == [
+        Point(1, 16),
+        Point(1, 64),
+        Point(8, 16),
+        Point(8, 64),
+    ]
+    assert [p for p in points if not p.rows] == [
+        Point(0, 0, 32, 0),
+        Point(0, 0, 32, 16),
+        Point(0, 0, 32, 64),
+    ]
+    assert {(p.rows, p.chunk) for p in points if p.rows and p.chunk} == {(1, 32), (8, 32)}
+
+
+def test_launches_have_pages_of_their_own_and_repeat_the_same_step():
+    room = Room(max_rows=4, max_tokens=64, max_len=100, num_pages=12, page_size=16)
+    first, second = launches(Point(2, 33, 20, 10), room, np.random.default_rng(0), 2)
+    assert first.first_positions.tolist() == [32, 32, 10]
+    assert first.num_tokens.tolist() == [1, 1, 20]
+    assert [setup.tokens.size for setup in first.setups] == [33, 33, 30]
+    pages = first.table_updates[:, 2].tolist()
+    assert len(set(pages)) == len(pages) == 3 + 3 + 2
+    assert min(pages) >= 1
+    assert max(pages) <= 12
+    assert not second.setups
+    assert not len(second.table_updates)
+    assert second.first_positions.tolist() == first.first_positions.tolist()
+
+
+@pytest.mark.parametrize(
+    "point",
+    [Point(4, 16, 16), Point(1, 101), Point(3, 80), Point(1, 16, 64)],
+    ids=["rows", "length", "pages", "tokens"],
+)
+def test_steps_that_do_not_fit_are_known(point: Point):
+    room = Room(max_rows=4, max_tokens=64, max_len=100, num_pages=12, page_size=16)
+    assert room.holds(Point(2, 33, 20, 10))
+    assert not room.holds(point)
+
+
+def test_coefficients_of_a_linear_device_come_back(tmp_path: Path):
+    costs = {"step_s": 0.01, "row_s": 2e-4, "token_s": 5e-5, "kv_token_s": 1e-6, "pair_s": 2e-7}
+    found = load(calibrated(tmp_path, Fixed(**costs)))
+    names = {"step": "step_s", "row": "row_s", "token": "token_s", "pair": "pair_s"}
+    for term, name in (names | {"kv_token": "kv_token_s"}).items():
+        assert found.coefficients[term] == pytest.approx(costs[name], rel=1e-3), term
+    assert found.coefficients["chunks"] == pytest.approx(0, abs=1e-6)
+    assert found.coefficients["more_token"] == pytest.approx(0, abs=1e-8)
+    assert found.test.points == round(0.25 * len(found.points))
+    assert found.test.max is not None
+    assert found.test.max < 1e-6
+    # A run's steps, which include the host's time that passed under a clock that does not move.
+    assert found.traffic.points > 50
+
+
+def test_knee_of_the_matrix_products_is_found():
+    """max(4 ms, 0.1 ms a token): from 40 tokens on arithmetic takes longer."""
+    tokens = np.arange(1, 81)
+    seconds = np.maximum(4e-3, 1e-4 * tokens)
+    steps = steps_of([(1, t, t, t, 0, s) for t, s in zip(tokens.tolist(), seconds, strict=True)])
+    coefficients, knee = fit(steps)
+    assert knee == 40
+    assert coefficients["more_token"] == pytest.approx(1e-4)
+    assert coefficients["step"] + coefficients["row"] + coefficients["chunks"] == pytest.approx(
+        4e-3
+    )
+
+
+def test_graphs_count_the_rows_that_they_are_padded_to():
+    steps = steps_of([(3, 3, 30, 30, 4, 0.1), (3, 5, 30, 30, 0, 0.1)])
+    assert steps.num_rows.tolist() == [4, 3]
+    assert steps.num_tokens.tolist() == [4, 5]
+
+
+def test_host_time_is_a_part_for_a_step_and_one_for_a_row():
+    rows = np.array([1.0, 10.0, 100.0])
+    assert fit_host(rows, 1e-4 + 1e-6 * rows) == pytest.approx((1e-4, 1e-6))
+
+
+def test_error_of_steps_held_out_is_not_that_of_those_fitted(tmp_path: Path):
+    """A roofline is not quite linear, so both have errors."""
+    path = calibrated(tmp_path, Roofline())
+    found = load(path)
+    held = [one for one in found.points if one["held_out"]]
+    errors = [abs(one["predicted_s"] / one["seconds"] - 1) for one in held]
+    assert found.test.mape == pytest.approx(np.mean(errors))
+    assert found.test.max == pytest.approx(max(errors))
+    assert found.fit.points + found.test.points == len(found.points)
+    assert found.fit.mape is not None
+    assert found.fit.mape < 0.1
+
+
+def test_simulation_with_the_file_carries_its_error(tmp_path: Path):
+    path = calibrated(tmp_path / "a", Roofline())
+    folder = tmp_path / "b"
+    folder.mkdir()
+    executor = Simulated(Calibrated(str(path)), vocab_size=VOCAB, max_model_len=512)
+    summary = Simulate().run(make_session(folder, Synthetic(6), executor=executor))
+    held_out = json.loads(path.read_text())["test"]
+    assert summary["simulated"]["error"] == held_out
+    assert held_out["mape"] is not None
+
+
+def test_file_goes_to_a_path_too_and_steps_left_out_are_counted(tmp_path: Path):
+    own = tmp_path / "deep" / "own.json"
+    path = calibrated(tmp_path, Fixed(), rows=[1, 2, 4, 8, 16], path=str(own))
+    assert own.read_text() == path.read_text()
+    # 16 rows exceed max_num_seqs (3 steps of decodes, 3 mixed); 8 beside a chunk, too (3), and
+    # 120 tokens beside 8.
+    assert load(path).skipped == 9
+
+
+def test_too_few_steps_and_bad_values_are_refused(tmp_path: Path):
+    with pytest.raises(ConfigError, match="at least 14 steps that the engine has room for"):
+        calibrated(tmp_path, Fixed(), rows=[1], contexts=[16], chunks=[16])
+    with pytest.raises(ConfigError, match=r"mode.chunks must be numbers >= 2, got \[1\]"):
+        Calibrate(**GRID | {"chunks": [1]})
+    with pytest.raises(ConfigError, match=r"mode.test_share must be in \(0, 1\), got 1"):
+        Calibrate(**GRID | {"test_share": 1.0})
+
+
+def test_torch_executor_is_measured_in_real_time(tmp_path: Path):
+    """A tiny model on the CPU: every step takes time, nothing of it is called hidden."""
+    config = yaml.safe_load((ROOT / "conf" / "model" / "tiny_llama.yaml").read_text())["config"]
+    session = make_session(
+        tmp_path,
+        Synthetic(2, prompt={"kind": "fixed", "value": 8}, output={"kind": "fixed", "value": 4}),
+        RealClock(),
+        pages=400,
+        executor=TorchRunner(),
+        model=HuggingFaceModel(None, load="dummy", dtype="float32", config=config),
+        attention=PagedAttention(torch_reference.paged_decode, torch_reference.paged_extend),
+    )
+    Calibrate(**GRID | {"repeats": 1, "warmup": 0}, lock="off").run(session)
+    found = load(tmp_path / "calibration.json")
+    assert all(one["seconds"] > 0 for one in found.points)
+    assert sum(found.coefficients.values()) > 0
+    assert found.host_s + found.host_row_s > 0
+    assert found.traffic.points == 4
+    assert (found.dtype, found.measured["clock"]) == ("float32", "real")
+    assert found.measured["shape"]["num_layers"] == 2
