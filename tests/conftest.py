@@ -1,5 +1,6 @@
 """Shared by all tests: the gpu marker's rule, and `run.py` in this process."""
 
+import gc
 import os
 import sys
 from collections.abc import Callable, Iterator
@@ -85,6 +86,19 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     if not torch.cuda.is_available():
         for item in marked:
             item.add_marker(pytest.mark.skip(reason="needs a CUDA device"))
+
+
+def pytest_collection_finish() -> None:
+    """What importing thousands of tests left stays to the end: no collection walks through it."""
+    gc.collect()
+    gc.freeze()
+
+
+@pytest.fixture(autouse=True)
+def _stays_frozen(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A mode freezes what its start left, and thaws everything at its end."""
+    monkeypatch.setattr(gc, "freeze", lambda: None)
+    monkeypatch.setattr(gc, "unfreeze", lambda: None)
 
 
 @pytest.fixture
