@@ -85,6 +85,14 @@ class Roofline:
         rest = rates["pair"] * attended + rates["kv_token"] * kv_tokens
         return rates["fixed"] + products + rest + rates["moved_token"] * num_tokens
 
+    def attention_seconds(self, kv_tokens: Any, attended: Any) -> Any:
+        """Of that, attention's part in all layers."""
+        return self._rates["pair"] * attended + self._rates["kv_token"] * kv_tokens
+
+    def head_seconds(self, num_rows: Any) -> Any:
+        """What the output head takes on its own."""
+        return np.maximum(self._rates["row"] * num_rows, self._rates["head_weights"])
+
     def pool_tokens(self, memory_share: float) -> int:
         """KV slots in that share of the devices' memory, beside weights and reserve."""
         shape, device = shape_of(self.model), device_of(self.device)
@@ -118,6 +126,7 @@ def _rates(plugin: Roofline, device: Device, shape: ModelShape) -> dict[str, flo
     return {
         "fixed": plugin.step_s + shape.num_layers * plugin.layer_s + reduces,
         "weights": BYTES * (layers + shape.head_weights) / bandwidth,
+        "head_weights": BYTES * shape.head_weights / bandwidth,
         "token": 2 * layers / products,
         "row": 2 * shape.head_weights / products,
         "pair": 4 * shape.num_layers * shape.num_q_heads * shape.head_dim / attention,
