@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 FOLDER = Path(__file__).resolve().parent
+SUBJECT = pytest.StashKey[Any]()
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -44,7 +45,7 @@ def pytest_configure(config: pytest.Config) -> None:
     from tests.plugins.conformance import subject
 
     try:
-        subject.load(config.option.policy, config.option.policy_args)
+        config.stash[SUBJECT] = subject.load(config.option.policy, config.option.policy_args)
     except Exception as error:  # whatever a user's file raises
         text = f"--policy {config.option.policy}: {type(error).__name__}: {error}"
         raise pytest.UsageError(text) from error
@@ -53,7 +54,7 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> None:
-    """The hooks with what a call costs, then the checks."""
+    """The hooks and what the policy states, what a call costs, the checks."""
     if config.option.policy is None:
         return
     checks: dict[str, dict[str, Any]] = defaultdict(
@@ -65,6 +66,10 @@ def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> Non
             _add(checks, costs, outcome, report)
     terminalreporter.section(f"conformance of {config.option.policy}")
     write = terminalreporter.write_line
+    subject = config.stash[SUBJECT]
+    write(f"hooks: {', '.join(subject.hooks)}")
+    for text in subject.statements:
+        write(f"states: {text}")
     if costs:
         write(
             f"{'call':<40} {'running':>7} {'waiting':>7} {'calls':>6} {'mean µs':>8} {'p99 µs':>8}"

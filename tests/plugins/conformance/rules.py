@@ -173,16 +173,21 @@ def _told(subject: Subject, joins: bool) -> Any:
     return joined_steps.told(engine, events)
 
 
-def was_asked(runs: list[Played], subject: Subject) -> None:
-    """Each deciding hook was asked, and answered, somewhere."""
+def was_asked(runs: list[Played], subject: Subject) -> str:
+    """Each deciding hook was asked, and answered, somewhere. Returns how often."""
+    counts = []
     for hook in subject.hooks:
         if hook not in DECISIONS:
             continue
-        if not sum(run.asked[hook] for run in runs):
+        asked = sum(run.asked[hook] for run in runs)
+        answered = sum(run.answered[hook] for run in runs)
+        counts.append(f"{hook} asked {asked} times, answered {answered}")
+        if not asked:
             text = "was never asked, whatever the traffic; does it need `displaces = True`?"
             raise BrokenRuleError("coverage", subject, hook, text)
-        if not sum(run.answered[hook] for run in runs):
+        if not answered:
             raise BrokenRuleError("coverage", subject, hook, "never gave an answer but None")
+    return "; ".join(counts)
 
 
 def _whole(run: Played) -> Played:

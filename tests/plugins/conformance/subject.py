@@ -29,7 +29,7 @@ from conf.overrides import ROOT, options
 from core.hooks import Hooks
 from tests.plugins.conformance.ours import BOUNDS_S, BOUNDS_STEPS, STARVES
 
-SINGLE_GROUPS = ("batching", "allocator", "cache")
+SINGLE_GROUPS = ("batching", "allocator", "cache", "step_time")
 DECISIONS = (
     "decide_order",
     "decide_admission",
@@ -81,6 +81,18 @@ class Subject:
     def implements(self, *hooks: str) -> bool:
         """Whether it has any of them."""
         return any(hook in self.hooks for hook in hooks)
+
+    @property
+    def statements(self) -> list[str]:
+        """What it says of itself, in words."""
+        said = [word for word in ("displaces", "oracle", "steady") if getattr(self.make(), word, 0)]
+        bounds = (self.starvation_bound_s, "s"), (self.starvation_bound_steps, "steps")
+        said += [
+            f"nobody is passed over for more than {bound:g} {unit}"
+            for bound, unit in bounds
+            if bound
+        ]
+        return said + ([f"starves: {self.starves}"] if self.starves else [])
 
     @property
     def observes(self) -> bool:
