@@ -14,7 +14,7 @@ from conf.manifest import manifest
 from conf.overrides import ROOT
 from conf.record import recorded
 from core.hooks import Hooks
-from core.records import RunInfo
+from plugins.shared.run_info import RunInfo
 from plugins.shared.session import Mode, Session
 
 

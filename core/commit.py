@@ -56,7 +56,8 @@ class Committer:
             for choice in self.fail(int(ids[row]), f"at position {position}: {error}", record):
                 state.memory.forget(choice)
         self._prompt_logprobs(launch, ids, result)
-        self._end_unsampled(ids[~launch.samples], record)
+        if len(sampled) < len(ids):
+            self._end_unsampled(ids[~launch.samples], record)
         alive = table.id[sampled & SLOT_MASK] == sampled
         slots, steps = (sampled & SLOT_MASK)[alive], record.step + np.arange(launch.repeats)
         streams = result.tokens.reshape(len(sampled), launch.repeats)[alive]
@@ -66,9 +67,10 @@ class Committer:
         table.in_flight[slots] -= launch.repeats
         table.last_token[slots] = tokens
         ends_s = np.array([state.now_s]) if result.ends_s is None else result.ends_s
-        table.append(slots, streams, ends_s, steps)
-        for place in result.logprobs.keys() & set(np.flatnonzero(alive).tolist()):
-            table.at(int(sampled[place]) & SLOT_MASK).record.logprobs.append(result.logprobs[place])
+        table.recent.append(slots, sequences, streams, ends_s, steps)
+        for place, entry in result.logprobs.items():
+            if alive[place]:
+                table.at(int(sampled[place]) & SLOT_MASK).record.logprobs.append(entry)
         stops = self._stops(sequences, slots, tokens)
         done = stops | (table.state[slots] == State.DRAINING)
         for index in np.flatnonzero(done).tolist():
@@ -107,6 +109,8 @@ class Committer:
         self, sequences: list[Sequence], slots: NDArray[np.int64], tokens: NDArray[np.int32]
     ) -> NDArray[np.bool_]:
         kinds = self._state.table.end_tokens[slots]
+        if not kinds.any():
+            return np.zeros(len(kinds), np.bool_)
         ends_model = (tokens[:, None] == self._model_ends).any(axis=1)
         stops: NDArray[np.bool_] = (kinds == EndTokens.MODEL) & ends_model
         for index in np.flatnonzero(kinds == EndTokens.OWN).tolist():

@@ -58,7 +58,7 @@ class Engine:
 
     def __post_init__(self) -> None:
         self._planner = Planner(self.state, self.executor)
-        self._packer = Packer(self.state)
+        self._packer = Packer(self.state, self.executor.computes)
         self._committer = Committer(self.state)
 
     @property
@@ -269,9 +269,7 @@ class Engine:
         record.end_s = self.state.now_s
         ended: list[Live] = self.state.ended[:]
         self.state.ended.clear()
-        ids = tuple([sequence.request.request_id for sequence in sequences])
-        choices = tuple([sequence.choice for sequence in sequences])
-        event = StepEvent(record, ids, choices, tokens, tuple(live.record for live in ended))
+        event = StepEvent(record, sequences, tokens, tuple([live.record for live in ended]))
         for sink in self.sinks:
             sink.step(record)
             for live in ended:

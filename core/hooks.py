@@ -53,6 +53,7 @@ class Hooks:
         for name, plugin in plugins.items():
             self._register(name, plugin, default=False)
         self._refuse_rivals()
+        self._heard = {hook for entry in self.registered.values() for hook in entry.usage}
         self.displaces = any(
             "decide_preemption" in entry.usage and getattr(entry.plugin, "displaces", False)
             for entry in self.registered.values()
@@ -89,7 +90,8 @@ class Hooks:
 
     def notify(self, hook: str, query: object) -> None:
         """Call an `on_*` hook."""
-        getattr(self._manager.hook, hook)(query=query)
+        if hook in self._heard:
+            getattr(self._manager.hook, hook)(query=query)
 
     def in_charge(self) -> dict[str, str]:
         """hook -> the plugin asked first, for every hook that decides or builds."""

@@ -14,7 +14,6 @@ from typing import Any
 import pluggy
 
 from core import protocols, queries
-from core.records import RunInfo
 
 PROJECT = "tritium"
 HOOK_VERSION = 1
@@ -98,8 +97,8 @@ class HookSpecs:
         """Who computes launches: a device, a simulation, a script."""
 
     @hookspec
-    def build_sink(self, query: queries.SinkQuery) -> protocols.Sink | None:
-        """A receiver of records; every answer is used."""
+    def build_sink(self, query: Any) -> protocols.Sink | None:
+        """A receiver of records, from a plugins.shared.run_info.SinkQuery; every answer is used."""
 
     @hookspec(firstresult=True)
     def build_server(self, query: Any) -> Any:
@@ -107,8 +106,8 @@ class HookSpecs:
         plugins/shared/server_protocol.py."""
 
     @hookspec
-    def on_run_start(self, query: RunInfo) -> None:
-        """Before the first step."""
+    def on_run_start(self, query: Any) -> None:
+        """Before the first step; query is a plugins.shared.run_info.RunInfo."""
 
     @hookspec
     def on_step(self, query: queries.StepEvent) -> None:

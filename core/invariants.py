@@ -62,17 +62,17 @@ def _check_sequences(state: EngineState) -> None:
     for sequence in table.live():
         slot = sequence.slot
         handles += sequence.prefix is not None
-        now = State(table.state[slot])
-        _equal(f"sequence {sequence.id} runs and is listed", now is State.RUNNING, slot in running)
+        now = int(table.state[slot])
+        _equal(f"sequence {sequence.id} runs and is listed", now == State.RUNNING, slot in running)
         queued = sequence.id in state.waiting
-        _equal(f"sequence {sequence.id} waits and is queued", now is State.WAITING, queued)
-        _equal(f"sequence {sequence.id} has a row", now is State.RUNNING, sequence.row is not None)
+        _equal(f"sequence {sequence.id} waits and is queued", now == State.WAITING, queued)
+        _equal(f"sequence {sequence.id} has a row", now == State.RUNNING, sequence.row is not None)
         _equal(
             f"sequence {sequence.id} known tokens",
             int(table.known[slot]),
             len(table.tokens(sequence)),
         )
-        if now is State.RUNNING:
+        if now == State.RUNNING:
             room = int(table.pages_held[slot]) * memory.page_size
             most = min(room, int(table.known[slot] + table.in_flight[slot]))
             if (have := table.computed[slot]) > most:

@@ -149,7 +149,7 @@ class KVMemory:
                 f"{counts.sum()} pages not to be had from a supply of {self.supply}"
             )
         rows = np.repeat(self._table.row[slots], counts)
-        first = np.cumsum(counts) - counts
+        first = np.add.accumulate(counts) - counts
         offsets = np.arange(len(pages)) - np.repeat(first, counts)
         self.page_table[rows, np.repeat(self._table.pages_held[slots], counts) + offsets] = pages
         self._table.pages_held[slots] += counts
@@ -210,7 +210,7 @@ class KVMemory:
         rows, counts = rows[grown], counts[grown]
         if len(rows) == 0:
             return np.empty((0, 3), np.int32)
-        first = np.cumsum(counts) - counts
+        first = np.add.accumulate(counts) - counts
         row = np.repeat(rows, counts)
         index = np.arange(len(row)) - np.repeat(first - self.pages_sent[rows], counts)
         self.pages_sent[rows] += counts
@@ -245,7 +245,9 @@ class KVMemory:
         self.pages_sent[sequence.row] = 0
         self._table.row[slot] = sequence.row
         self._table.pages_held[slot] = len(pages)
-        self._table.pages_shared[slot] = int((self.ledger.classes[pages] == PageClass.TREE).sum())
+        self._table.pages_shared[slot] = np.count_nonzero(
+            self.ledger.classes[pages] == PageClass.TREE
+        )
         self._table.pages_published[slot] = len(pages) if handle is not None else 0
 
     def _append(self, sequence: Sequence, pages: NDArray[np.int32]) -> None:

@@ -5,26 +5,32 @@ import hashlib
 import numpy as np
 from numpy.typing import NDArray
 
-from core.launch import Launch, RowSetup
+from core.launch import Int32, Launch, RowSetup
 from core.planner import Rows
 from core.records import StepRecord
 from core.request import Request, Sequence
 from core.state import EngineState
 from core.table import EndTokens
 
+_NONE = np.empty(0, np.int32)
+
 
 class Packer:
     """Builds launches and moves the columns on: a launched token counts as computed."""
 
-    def __init__(self, state: EngineState) -> None:
+    def __init__(self, state: EngineState, computes: bool) -> None:
         self._state = state
+        self._computes = computes
         self.next_id = 0
 
     def pack(self, rows: Rows, record: StepRecord) -> tuple[Launch, Rows]:
         """The launch of `rows`, and the rows in its order: one-token rows first."""
         table, memory = self._state.table, self._state.memory
-        order = np.argsort(rows.num_tokens > 1, kind="stable")
-        rows = Rows(rows.slots[order], rows.num_tokens[order], rows.repeats)
+        chunks = rows.num_tokens > 1
+        num_chunks = int(np.count_nonzero(chunks))
+        if num_chunks:
+            order = np.argsort(chunks, kind="stable")
+            rows = Rows(rows.slots[order], rows.num_tokens[order])
         first = table.computed[rows.slots]
         ends = first + rows.num_tokens
         known, in_flight = table.known[rows.slots], table.in_flight[rows.slots]
@@ -38,11 +44,11 @@ class Packer:
             row_ids=row_ids,
             first_positions=first,
             num_tokens=rows.num_tokens,
-            token_ids=self._token_ids(rows, first, feedback),
+            token_ids=self._token_ids(rows, first, feedback) if self._computes else _NONE,
             feedback=feedback,
             samples=samples,
-            num_decode_rows=int((rows.num_tokens == 1).sum()),
-            table_updates=memory.table_updates(row_ids, table.pages_held[rows.slots]),
+            num_decode_rows=len(row_ids) - num_chunks,
+            table_updates=self._table_updates(row_ids, table.pages_held[rows.slots]),
             setups=tuple(self._setup(table.at(slot)) for slot in rows.slots[fresh].tolist()),
             repeats=rows.repeats,
         )
@@ -57,11 +63,14 @@ class Packer:
     def account(self, launch: Launch, rows: Rows, record: StepRecord) -> None:
         """Count the tokens of a launch that is on its way."""
         table, num_tokens = self._state.table, rows.num_tokens
-        again = np.clip(table.computed_max[rows.slots] - launch.first_positions, 0, num_tokens)
-        repeats, decode_rows = rows.repeats, int((num_tokens == 1).sum())
+        again = table.computed_max[rows.slots] - launch.first_positions
+        repeats, decode_rows = rows.repeats, launch.num_decode_rows
         record.decode_tokens = decode_rows * repeats
         record.prefill_tokens = int(num_tokens.sum()) - decode_rows
-        record.recomputed_tokens = int(again.sum())
+        if again.max() > 0:
+            again = np.clip(again, 0, num_tokens)
+            record.recomputed_tokens = int(again.sum())
+            table.recomputed_total[rows.slots] += again
         ends = launch.first_positions + num_tokens
         further = decode_rows * (repeats * (repeats - 1) // 2)  # tokens that repeats read besides
         record.kv_tokens = int(ends.sum()) * repeats + further
@@ -69,7 +78,13 @@ class Packer:
         twice_mean = (launch.first_positions + ends + 1).astype(np.int64)
         record.attended = int(num_tokens @ twice_mean) // 2 * repeats + further
         table.computed_total[rows.slots] += num_tokens * np.int32(repeats)
-        table.recomputed_total[rows.slots] += again
+
+    def _table_updates(self, row_ids: Int32, held: Int32) -> Int32:
+        memory = self._state.memory
+        if self._computes:
+            return memory.table_updates(row_ids, held)
+        memory.pages_sent[row_ids] = held
+        return _NONE
 
     def _token_ids(
         self, rows: Rows, first: NDArray[np.int32], feedback: NDArray[np.bool_]
@@ -97,7 +112,7 @@ class Packer:
             EndTokens.NONE: (),
             EndTokens.MODEL: state.model_end_tokens,
             EndTokens.OWN: own_end_tokens(sequence, state.model_end_tokens),
-        }[EndTokens(state.table.end_tokens[slot])]
+        }[int(state.table.end_tokens[slot])]
         return RowSetup(
             row=int(state.table.row[slot]),
             params=params,

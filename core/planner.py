@@ -47,7 +47,8 @@ class Planner:
         self._admission.confirm(admitted, record)
         if rows is not None:
             rows = self._repeated(rows, until_s)
-            self._state.memory.grow(rows.slots, rows.num_tokens * np.int32(rows.repeats))
+            for times in range(1, rows.repeats + 1):  # step by step: evictions as they would come
+                self._state.memory.grow(rows.slots, rows.num_tokens * np.int32(times))
         return rows
 
     def _fit(self, admitted: list[Admitted], record: StepRecord) -> Rows | None:
@@ -108,7 +109,7 @@ class Planner:
 
     def _repeated(self, rows: Rows, until_s: float) -> Rows:
         """The rows as often as they would be chosen anew before `until_s`, with nothing else to
-        decide: all decode, nobody ends, none of those who wait could start, and pages are free."""
+        decide: all decode, nobody ends, none of those who wait could start, and there are pages."""
         state, slots = self._state, rows.slots
         if self._forecast is None or until_s <= state.now_s or not self._only_decodes(rows):
             return rows
@@ -116,8 +117,8 @@ class Planner:
         longest = np.minimum(table.output_limit[slots], state.max_model_len - table.prompt[slots])
         left = longest - (table.known[slots] - table.prompt[slots])
         num = np.int32(min(MOST, int(left.min()) - 1))
-        free, ones = memory.ledger.num_free, rows.num_tokens
-        while num > 1 and memory.pages_short(slots, ones * num).sum() > free:
+        ones = rows.num_tokens
+        while num > 1 and memory.pages_short(slots, ones * num).sum() > memory.supply:
             num //= np.int32(2)
         if num < 2:
             return rows
@@ -131,7 +132,8 @@ class Planner:
         full = len(state.running) >= state.config.max_num_seqs and not state.hooks.displaces
         if not everyone or (waits and not (full and state.waiting.holds)):
             return False
-        decodes = table.known[slots] - table.computed[slots] == 1
+        computed = table.computed[slots]
+        decodes = (table.known[slots] - computed == 1) & (computed >= table.prompt[slots])
         endless = table.end_tokens[slots] == EndTokens.NONE
         return bool((decodes & endless & (table.forks[slots] == 0)).all())
 

@@ -7,7 +7,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from core.launch import Launch, LaunchResult, PoolLayout
-from core.records import RequestRecord, RunInfo, StepRecord
+from core.records import RequestRecord, StepRecord
 from core.request import Request
 
 Pages = NDArray[np.int32]
@@ -164,6 +164,7 @@ class Executor(Protocol):
     vocab_size: int
     max_model_len: int
     end_token_ids: tuple[int, ...]
+    computes: bool  # False: launches come without token_ids and table_updates
 
     @property
     def tokenizer(self) -> Any | None:
@@ -203,5 +204,5 @@ class Sink(Protocol):
     def request(self, record: RequestRecord) -> None:
         """One ended request."""
 
-    def close(self, run: RunInfo, summary: dict[str, Any]) -> None:
-        """The run is over. summary: plugins.mode.summary's result."""
+    def close(self, run: Any, summary: dict[str, Any]) -> None:
+        """The run, a RunInfo, is over. summary: plugins.mode.summary's result."""

@@ -12,8 +12,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from core.config import EngineConfig
-from core.records import RequestRecord, RunInfo, StepRecord
-from core.request import Request
+from core.records import RequestRecord, StepRecord
+from core.request import Request, Sequence
 from core.table import RequestTable
 
 Ids = NDArray[np.int64]
@@ -242,14 +242,6 @@ class ExecutorQuery:
     progress: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class SinkQuery:
-    """run: what is known of the run before it starts. folder: where it writes, absolute."""
-
-    run: RunInfo
-    folder: str
-
-
 @dataclass(frozen=True, slots=True, eq=False)
 class StepEvent:
     """One committed step. token_ids int32 [k] with request_ids [k] and choices [k], in row order;
@@ -258,10 +250,19 @@ class StepEvent:
     finished: records of the requests that ended in it."""
 
     record: StepRecord
-    request_ids: tuple[str, ...]
-    choices: tuple[int, ...]
+    sequences: list[Sequence]
     token_ids: NDArray[np.int32]
     finished: tuple[RequestRecord, ...] = ()
+
+    @property
+    def request_ids(self) -> tuple[str, ...]:
+        """Whose tokens these are."""
+        return tuple([sequence.request.request_id for sequence in self.sequences])
+
+    @property
+    def choices(self) -> tuple[int, ...]:
+        """And which of a request's token streams."""
+        return tuple([sequence.choice for sequence in self.sequences])
 
 
 @dataclass(frozen=True, slots=True)

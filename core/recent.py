@@ -27,18 +27,18 @@ class RecentTokens:
             column = getattr(self, name)
             setattr(self, name, np.concatenate([column, np.zeros_like(column)]))
 
-    def full(self, slots: Slots, num: int) -> Slots:
-        """Those of `slots` without room for `num` tokens more."""
-        return slots[self.count[slots] > MOST - num]
-
     def append(
         self,
         slots: Slots,
+        sequences: list[Sequence],
         tokens: NDArray[np.int32],
         times_s: NDArray[np.float64],
         steps: NDArray[np.int64],
     ) -> None:
-        """tokens [len(slots), k], got at times_s [k] in steps [k]; none of the slots is full."""
+        """The sequences in `slots` got tokens [len(slots), k], k <= MOST, at times_s [k] in steps
+        [k]."""
+        for index in (self.count[slots] > MOST - tokens.shape[1]).nonzero()[0].tolist():
+            self.write_out(sequences[index])
         where = slots[:, None], self.count[slots][:, None] + np.arange(tokens.shape[1])
         self._tokens[where], self._times_s[where], self._steps[where] = tokens, times_s, steps
         self.count[slots] += tokens.shape[1]

@@ -114,18 +114,3 @@ class RequestRecord:
     def first_token_s(self) -> float | None:
         """When the first token of any choice was committed."""
         return min((c.times_s[0] for c in self.choices if len(c.times_s)), default=None)
-
-
-@dataclass(frozen=True, slots=True)
-class RunInfo:
-    """What is known of a run before it starts.
-
-    hooks: hook -> plugin in charge. policy: flat label of the `+policy=` plugins, "default" without
-    any. config: the resolved one. manifest: commit, versions, device, seeds, kernels' choices."""
-
-    name: str
-    seed: int
-    policy: str
-    hooks: dict[str, str]
-    config: dict[str, Any]
-    manifest: dict[str, Any]

@@ -41,8 +41,7 @@ from conf.overrides import ROOT
 from core.build import build_engine
 from core.engine import Engine
 from core.hooks import Hooks
-from core.queries import SinkQuery
-from core.records import RequestRecord, RunInfo, StepRecord
+from core.records import RequestRecord, StepRecord
 from core.request import Request, SamplingParams
 from experiments.engines.direct_hooks import DirectHooks
 from experiments.engines.empty import MAX_MODEL_LEN, VOCAB, EmptyModel, NullExecutor
@@ -50,6 +49,7 @@ from experiments.engines.report import host
 from plugins.executor.torch_runner import TorchRunner
 from plugins.mode.outlet import Outlet
 from plugins.shared.clocks import RealClock
+from plugins.shared.run_info import RunInfo, SinkQuery
 
 PROMPT_TOKENS = 200
 WARM_STEPS = 50

@@ -13,11 +13,11 @@ from numpy.typing import NDArray
 from core.config import require
 from core.hookspecs import hookimpl
 from core.queries import AdmissionDecision, AdmissionQuery, RequestEvent, Verdict
-from core.records import RunInfo
 from core.request import FinishReason
 from core.table import RequestTable
 from plugins.admission.at_once import reserve
 from plugins.admission.future import copies, own_tokens, peak_pages, supply
+from plugins.shared.run_info import RunInfo
 
 ENDED = (FinishReason.stop.value, FinishReason.length.value)
 

@@ -99,6 +99,7 @@ class FakeExecutor:
     launched."""
 
     tokenizer = None
+    computes = True
 
     def __init__(self, plugin: Fake, clock: Clock) -> None:
         self.vocab_size = plugin.vocab_size

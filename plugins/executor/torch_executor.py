@@ -42,6 +42,8 @@ MAX_IN_FLIGHT = 2
 class TorchExecutor:
     """core.protocols.Executor over a model_protocols.Model."""
 
+    computes = True
+
     def __init__(
         self,
         model: Model,

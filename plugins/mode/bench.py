@@ -7,7 +7,7 @@ from typing import Any
 
 from core.config import require
 from core.engine import Engine
-from core.queries import SinkQuery, StepEvent
+from core.queries import StepEvent
 from core.request import Request
 from plugins.mode.device_lock import device_lock
 from plugins.mode.outlet import Outlet
@@ -19,6 +19,7 @@ from plugins.mode.summary import check_all_asked, summarise, summary_of_hooks
 from plugins.mode.warm_up import warm_up
 from plugins.shared.clocks import RealClock
 from plugins.shared.measure import Window
+from plugins.shared.run_info import SinkQuery
 from plugins.shared.session import ClosedLoop, Session, closed_loop, described
 
 LOCKS = ("fail", "wait", "off")

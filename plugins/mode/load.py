@@ -10,7 +10,6 @@ from urllib.parse import urlsplit
 
 from core.config import require
 from core.errors import ConfigError
-from core.queries import SinkQuery
 from core.request import Request
 from plugins.mode.load_body import PROMPTS, Bodies
 from plugins.mode.load_client import LoadClient
@@ -22,6 +21,7 @@ from plugins.mode.summary import distribution, summarise, summary_of_hooks
 from plugins.shared.clocks import RealClock
 from plugins.shared.event_loop import allow_many_files, run_loop
 from plugins.shared.measure import Window, window_of
+from plugins.shared.run_info import SinkQuery
 from plugins.shared.session import Session, closed_loop
 
 LATE_S = 0.1  # from here on the driver's own delay is worth a warning

@@ -6,7 +6,8 @@ from threading import Semaphore, Thread
 from typing import Any
 
 from core.protocols import Sink
-from core.records import RequestRecord, RunInfo, StepRecord
+from core.records import RequestRecord, StepRecord
+from plugins.shared.run_info import RunInfo
 
 MAX_QUEUED_STEPS = 1024  # with 256 rows in each record some 30 MB
 PATIENCE_S = 60.0  # for sinks that are behind when a run broke

@@ -5,7 +5,6 @@ from typing import Any
 from core.config import require
 from core.engine import Engine
 from core.errors import ConfigError
-from core.queries import SinkQuery
 from core.request import FinishReason
 from plugins.mode.bench import Compiled
 from plugins.mode.outlet import Outlet
@@ -14,6 +13,7 @@ from plugins.mode.serve_loop import ServeLoop
 from plugins.mode.summary import summarise, summary_of_hooks
 from plugins.mode.warm_up import warm_up
 from plugins.shared.clocks import RealClock
+from plugins.shared.run_info import SinkQuery
 from plugins.shared.server_protocol import Server, ServerQuery
 from plugins.shared.session import Session
 

@@ -9,9 +9,10 @@ from typing import Any, Protocol, runtime_checkable
 from core.clock import Clock
 from core.config import EngineConfig
 from core.hooks import Hooks
-from core.records import RequestRecord, RunInfo
+from core.records import RequestRecord
 from core.request import Request
 from plugins.shared.measure import Measure, Slo
+from plugins.shared.run_info import RunInfo
 
 
 class Records(Enum):

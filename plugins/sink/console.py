@@ -10,8 +10,8 @@ from rich.markup import escape
 from rich.table import Table
 
 from core.hookspecs import hookimpl
-from core.queries import SinkQuery
-from core.records import RequestRecord, RunInfo, StepRecord
+from core.records import RequestRecord, StepRecord
+from plugins.shared.run_info import RunInfo, SinkQuery
 
 PLAIN_WIDTH = 100  # columns when the output is no terminal
 WIDE = 98  # columns from which the results stand side by side
@@ -62,6 +62,8 @@ class ConsoleSink:
             f"[bold]{escape(run.name)}[/]  policy [bold]{escape(run.policy)}[/]  seed {run.seed}",
             highlight=False,
         )
+        if summary.get("simulated"):
+            show(escape(simulated_by(summary["simulated"])), highlight=False)
         show(_results(summary, self._terminal.width >= WIDE))
         show(_latencies(summary["latency"]))
         if self._show_plugins and summary.get("plugins"):
@@ -69,6 +71,18 @@ class ConsoleSink:
         if summary["requests"].get("first_error"):
             show(f"[red]first error:[/] {escape(summary['requests']['first_error'])}")
         show(f"run folder: {escape(str(self._folder))}", highlight=False, soft_wrap=True)
+
+
+def simulated_by(simulated: dict[str, Any]) -> str:
+    """What stood for the device, and how far its steps are from measured ones."""
+    names = " ".join(str(simulated[key]) for key in ("device", "model") if simulated.get(key))
+    error = simulated.get("error") or {}
+    if error.get("mape") is None:
+        worth = "never compared with a device"
+    else:
+        worth = f"error {_share(error['mape'])} over {error['points']} steps held out of the fit"
+    of = f" ({names})" if names else ""
+    return f"simulated by {simulated['source']}{of}, {worth}"
 
 
 def _results(summary: dict[str, Any], wide: bool) -> Table:

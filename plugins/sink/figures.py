@@ -5,8 +5,8 @@ from pathlib import Path
 from typing import Any
 
 from core.hookspecs import hookimpl
-from core.queries import SinkQuery
-from core.records import RequestRecord, RunInfo, StepRecord
+from core.records import RequestRecord, StepRecord
+from plugins.shared.run_info import RunInfo, SinkQuery
 from plugins.sink.plots import latency_figure, memory_figure
 from plugins.sink.series import StepSeries
 

@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 
 from core.hookspecs import hookimpl
-from core.queries import SinkQuery
-from core.records import RequestRecord, RunInfo, StepRecord
+from core.records import RequestRecord, StepRecord
+from plugins.shared.run_info import RunInfo, SinkQuery
 from plugins.shared.session import Records
 from plugins.sink.rows import REQUEST_COLUMNS, StepLines, plain, request_row
 

@@ -16,8 +16,8 @@ from typing import Any, Protocol
 from core.config import require
 from core.errors import ConfigError
 from core.hookspecs import hookimpl
-from core.queries import SinkQuery
-from core.records import RequestRecord, RunInfo, StepRecord
+from core.records import RequestRecord, StepRecord
+from plugins.shared.run_info import RunInfo, SinkQuery
 from plugins.shared.session import Records
 from plugins.sink.kernel_profile import KernelEvent, launches_of, times_of
 from plugins.sink.kernel_report import (

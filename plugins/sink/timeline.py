@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from core.hookspecs import hookimpl
-from core.queries import SinkQuery
-from core.records import Choice, ChoiceRecord, RequestRecord, RunInfo, StepRecord
+from core.records import Choice, ChoiceRecord, RequestRecord, StepRecord
+from plugins.shared.run_info import RunInfo, SinkQuery
 from plugins.shared.session import Records
 from plugins.sink.rows import to_json
 

@@ -16,8 +16,8 @@ from wandb.errors import AuthenticationError, CommError, UsageError
 from core.config import require
 from core.errors import ConfigError
 from core.hookspecs import hookimpl
-from core.queries import SinkQuery
-from core.records import RequestRecord, RunInfo, StepRecord
+from core.records import RequestRecord, StepRecord
+from plugins.shared.run_info import RunInfo, SinkQuery
 from plugins.sink.figures import figure_title
 from plugins.sink.plots import latency_figure, memory_figure
 from plugins.sink.rows import REQUEST_COLUMNS, request_row

@@ -6,10 +6,10 @@ from typing import Any
 
 from core.config import EngineConfig
 from core.hookspecs import hookimpl
-from core.records import RunInfo
 from core.table import FACTS, RequestTable
 from plugins.mode.bench import Bench
 from plugins.shared.clocks import VirtualClock
+from plugins.shared.run_info import RunInfo
 from plugins.shared.session import Records, Session
 from tests.engine_harness import Arrival, Outcome, make_engine, run
 

@@ -231,6 +231,6 @@ def test_fork_is_running_and_counted_in_admission_order():
     engine.step()
     table = engine.state.table
     slots = [sequence_of(engine, "A", choice).slot for choice in range(3)]
-    assert [State(table.state[slot]) for slot in slots] == [State.RUNNING] * 3
+    assert [table.state[slot] for slot in slots] == [State.RUNNING] * 3
     assert [int(table.admitted_order[slot]) for slot in slots] == [1, 2, 3]
     assert engine.state.running.tolist() == slots

@@ -23,6 +23,7 @@ from plugins.cache.lru import LruEvictor
 from plugins.cache.radix import RadixTree
 from plugins.executor.fake import Fake
 from plugins.shared import model_protocols
+from plugins.shared.run_info import SinkQuery
 from plugins.step_time.fixed import Fixed
 from tests.core.hook_spies import LoggingSink, play_bench, spied, spy
 from tests.engine_harness import Arrival, finish, make_engine, run
@@ -278,7 +279,7 @@ def test_hook_build_sink(tmp_path):
         name: spy("build_sink", lambda _, log=log: LoggingSink(log)) for name, log in logs.items()
     }
     run_info, _ = play_bench(tmp_path, sinks | {"none": spy("build_sink")}, [Arrival(0, "A", 9, 3)])
-    assert sinks["one"].asked == [queries.SinkQuery(run_info, str(tmp_path))]
+    assert sinks["one"].asked == [SinkQuery(run_info, str(tmp_path))]
     expected = [("step", 0), ("step", 1), ("step", 2), ("request", "A"), ("close", 1)]
     assert logs == {"one": expected, "two": expected}, "every answer is used"
 

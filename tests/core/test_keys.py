@@ -5,7 +5,7 @@ import pytest
 
 from core.keys import page_keys
 
-KEY_OF_0_TO_15 = 10073139217193551302
+KEY_OF_0_TO_15 = 3512434215902756362
 
 
 def ids(rng, *shape, high=152_000):

@@ -3,8 +3,6 @@
 import json
 import sys
 
-import pytest
-
 from experiments.deterministic import run
 
 SMALL = [

@@ -6,9 +6,10 @@ import pytest
 
 from core.errors import ConfigError
 from core.queries import RequestEvent, Verdict
-from core.records import ChoiceRecord, RequestRecord, RunInfo
+from core.records import ChoiceRecord, RequestRecord
 from core.request import Request
 from plugins.admission.past_future import PastFuture
+from plugins.shared.run_info import RunInfo
 from tests.core.policy_tables import admission_query, table_of
 from tests.engine_harness import Arrival, make_engine, run
 

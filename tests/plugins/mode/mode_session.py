@@ -8,7 +8,6 @@ from core.clock import Clock
 from core.config import EngineConfig
 from core.hooks import Hooks
 from core.hookspecs import hookimpl
-from core.records import RunInfo
 from core.request import Request
 from plugins.admission.prompt_fits import PromptFits
 from plugins.allocator.paged import Paged
@@ -21,6 +20,7 @@ from plugins.order.fcfs import Fcfs
 from plugins.predictor.max_tokens_share import MaxTokensShare
 from plugins.preemption.evict_shortest import EvictShortest
 from plugins.shared.clocks import VirtualClock
+from plugins.shared.run_info import RunInfo
 from plugins.shared.session import Records, Session
 from plugins.sink.files import Files
 from plugins.step_time.fixed import Fixed

@@ -8,9 +8,10 @@ from typing import Any
 
 import pytest
 
-from core.records import RequestRecord, RunInfo, StepRecord
+from core.records import RequestRecord, StepRecord
 from plugins.mode import outlet as module
 from plugins.mode.outlet import Outlet
+from plugins.shared.run_info import RunInfo
 from plugins.sink.kernel_report import Roofline
 from plugins.sink.kernels import KernelsSink, Schedule
 

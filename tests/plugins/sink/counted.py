@@ -4,7 +4,7 @@ from pathlib import Path
 from typing import Any
 
 from core.hookspecs import hookimpl
-from core.queries import SinkQuery
+from plugins.shared.run_info import SinkQuery
 from plugins.sink.kernel_profile import KernelEvent
 from plugins.sink.kernel_report import Roofline
 from plugins.sink.kernels import Kernels, KernelsSink

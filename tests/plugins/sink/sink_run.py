@@ -6,10 +6,10 @@ from typing import Any
 
 import numpy as np
 
-from core.queries import SinkQuery
-from core.records import Choice, ChoiceRecord, RequestRecord, RunInfo, StepRecord
+from core.records import Choice, ChoiceRecord, RequestRecord, StepRecord
 from plugins.mode.step_totals import StepTotals
 from plugins.mode.summary import summarise
+from plugins.shared.run_info import RunInfo, SinkQuery
 
 RUN = RunInfo(
     name="tiny",

@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from core.queries import SinkQuery
 from plugins.mode.step_totals import StepTotals
 from plugins.mode.summary import summarise
+from plugins.shared.run_info import SinkQuery
 from plugins.sink.console import Console
 from tests.plugins.sink.sink_run import RUN, feed
 

@@ -6,8 +6,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from core.queries import SinkQuery
 from core.records import Choice, StepRecord
+from plugins.shared.run_info import SinkQuery
 from plugins.sink import figures
 from plugins.sink.figures import Figures
 from plugins.sink.plots import latency_figure, memory_figure

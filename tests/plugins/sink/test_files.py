@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from core.queries import SinkQuery
 from core.records import StepRecord
+from plugins.shared.run_info import SinkQuery
 from plugins.sink.files import Files
 from tests.plugins.sink.sink_run import RUN, feed, steps, summary
 

@@ -10,9 +10,9 @@ import pytest
 
 from core.errors import ConfigError
 from core.launch import Launch
-from core.queries import SinkQuery
-from core.records import RunInfo, StepRecord
+from core.records import StepRecord
 from plugins.executor.torch_executor import TorchExecutor
+from plugins.shared.run_info import RunInfo, SinkQuery
 from plugins.sink.kernel_profile import (
     COPIES,
     LAYERS,

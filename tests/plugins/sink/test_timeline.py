@@ -5,8 +5,8 @@ from collections import defaultdict
 from pathlib import Path
 from typing import Any
 
-from core.queries import SinkQuery
 from core.records import StepRecord
+from plugins.shared.run_info import SinkQuery
 from plugins.sink.timeline import ENGINE, REQUESTS, Timeline
 from tests.plugins.sink.sink_run import RUN, feed, steps
 

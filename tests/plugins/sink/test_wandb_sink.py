@@ -9,7 +9,7 @@ import wandb
 from wandb.errors import CommError
 
 from core.errors import ConfigError
-from core.queries import SinkQuery
+from plugins.shared.run_info import SinkQuery
 from plugins.sink.wandb_sink import Wandb, flatten
 from tests.plugins.sink.sink_run import RUN, feed
 
