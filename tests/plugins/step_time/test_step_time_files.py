@@ -1,4 +1,4 @@
-"""Every file of conf/executor/step_time lists its class's arguments, and a simulation can use it."""
+"""Files of conf/executor/step_time list their class's arguments, and a simulation can use them."""
 
 import inspect
 from pathlib import Path

@@ -1,0 +1,34 @@
+"""What the console says of a run whose times a model made."""
+
+from pathlib import Path
+
+from plugins.executor.simulated import Simulated
+from plugins.mode.simulate import Simulate
+from plugins.sink.console import Console, simulated_by
+from plugins.step_time.roofline import Roofline
+from plugins.workload.synthetic import Synthetic
+from tests.plugins.mode.mode_session import VOCAB, make_session
+
+
+def test_error_of_a_calibration_is_said():
+    error = {"points": 34, "mape": 0.0423, "p90": 0.1, "max": 0.2}
+    told = {"source": "calibrated", "device": "H200", "model": "llama", "error": error}
+    assert simulated_by(told) == (
+        "simulated by calibrated (H200 llama), error 4.2 % over 34 steps held out of the fit"
+    )
+
+
+def test_model_that_was_never_compared_says_so():
+    told = {"source": "fixed", "error": None}
+    assert simulated_by(told) == "simulated by fixed, never compared with a device"
+
+
+def test_simulated_run_prints_the_line_and_another_does_not(tmp_path: Path, capsys):
+    executor = Simulated(Roofline(), vocab_size=VOCAB, max_model_len=512)
+    session = make_session(tmp_path, Synthetic(2), executor=executor, console=Console())
+    Simulate().run(session)
+    line = "simulated by roofline (h200 llama_8b), never compared with a device"
+    assert line in capsys.readouterr().out
+    (tmp_path / "b").mkdir()
+    Simulate().run(make_session(tmp_path / "b", Synthetic(2), console=Console()))
+    assert "simulated by" not in capsys.readouterr().out
