@@ -10,9 +10,9 @@ from core.config import require
 from core.engine import Engine
 from core.errors import ConfigError
 from core.request import Request, SamplingParams
-from plugins.mode.text_stream import TextStream
 from plugins.shared.metrics import e2e_s, ttft_s
 from plugins.shared.session import Session
+from plugins.shared.tokens import TokenTable
 
 REQUEST_ID = "prompt"
 
@@ -68,14 +68,14 @@ class Generate:
         ids = np.array(self._prompt_ids(tokenizer), np.int32)
         arrival_s = session.clock.now()
         engine.submit(Request(REQUEST_ID, ids, self.params, arrival_s=arrival_s))
-        stream = TextStream(lambda tokens: _decode(tokenizer, tokens))
+        decoder = TokenTable(tokenizer).decoder(True, ids.tolist())
         pieces = []
         while engine.has_work:
             event = engine.step()
             for token in event.token_ids.tolist() if event else ():
-                pieces.append(stream.push(token))
+                pieces.append(decoder.push(token))
                 _show(pieces[-1])
-        pieces.append(stream.flush())
+        pieces.append(decoder.flush())
         _show(pieces[-1] + "\n")
         return self._summary(engine, session, "".join(pieces))
 
@@ -108,11 +108,6 @@ class Generate:
             "ttft_s": first,
             "e2e_s": whole,
         }
-
-
-def _decode(tokenizer: Any, tokens: Any) -> str:
-    options = {"skip_special_tokens": True, "clean_up_tokenization_spaces": False}
-    return str(tokenizer.decode(list(tokens), **options))
 
 
 def _show(text: str) -> None:

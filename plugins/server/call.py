@@ -14,7 +14,7 @@ from plugins.server.client import Busy, Client, Ended, Stream, Unavailable, Upda
 from plugins.server.errors import ApiError, from_request_error, too_busy, unavailable
 from plugins.server.metrics import Metrics
 from plugins.server.text import ChoiceText
-from plugins.server.tokens import TokenTable
+from plugins.shared.tokens import TokenTable
 
 FAILED = {FinishReason.error.value, FinishReason.capacity.value, FinishReason.abort.value}
 LEFT = "abort"  # how a request ends in the metrics if nothing else is known

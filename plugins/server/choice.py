@@ -8,7 +8,7 @@ from core.launch import TokenLogprobs
 from core.request import FinishReason
 from plugins.server.client import Token
 from plugins.server.text import ChoiceText, Piece, TokenText
-from plugins.server.tokens import TokenTable
+from plugins.shared.tokens import TokenTable
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,7 +15,7 @@ from plugins.server.body import read_body
 from plugins.server.call import Call
 from plugins.server.chat import Chat
 from plugins.server.choice import Delta
-from plugins.server.chunks import Format, compact
+from plugins.server.chunks import Format, Writer, compact
 from plugins.server.client import Client, Facts
 from plugins.server.completions import Completions
 from plugins.server.errors import ApiError
@@ -25,7 +25,7 @@ from plugins.server.responses import json_response
 from plugins.server.schema import Body, ChatBody, CompletionBody, parse
 from plugins.server.settings import Settings
 from plugins.server.stream import DONE, EventStream, answered
-from plugins.server.tokens import TokenTable
+from plugins.shared.tokens import TokenTable
 
 LONG_BODY_BYTES = 1 << 14  # tokenising more than this takes milliseconds: a thread does it
 
@@ -39,11 +39,11 @@ class Endpoint:
     prefix: str  # of ids
     body: type[Any]
     ask: Callable[[Any, Facts], Asked]
-    format: Callable[..., Format]
+    format: Format
 
 
-COMPLETIONS = Endpoint("cmpl-", CompletionBody, ask_completion, Completions)
-CHAT = Endpoint("chatcmpl-", ChatBody, ask_chat, Chat)
+COMPLETIONS = Endpoint("cmpl-", CompletionBody, ask_completion, Completions())
+CHAT = Endpoint("chatcmpl-", ChatBody, ask_chat, Chat())
 
 
 class Generation:
@@ -77,13 +77,14 @@ class Generation:
             request, self._settings, endpoint.body, lambda body: endpoint.ask(body, facts)
         )
         call_id = endpoint.prefix + uuid.uuid4().hex
-        form = endpoint.format(call_id, int(self._now()), facts.model, self._table, asked.usage)
+        created, form = int(self._now()), endpoint.format
+        writer = Writer(form, call_id, created, facts.model, self._table, asked.usage)
         call = Call(self._client, asked, self._table, self._metrics)
         call.submit(call_id)
         limit_s = self._settings.request_timeout_s
         if asked.stream:
             return EventStream(
-                _events(call, form),
+                _events(call, writer),
                 self._settings.keepalive_s,
                 call.close,
                 limit_s,
@@ -97,7 +98,7 @@ class Generation:
             raise timeout_error(limit_s) from None
         finally:
             call.close()
-        return json_response(form.body(answers, call.counts))
+        return json_response(writer.body(answers, call.counts))
 
 
 async def parsed(
@@ -124,19 +125,19 @@ async def _collect(call: Call) -> list[Delta]:
     return answers
 
 
-async def _events(call: Call, form: Format) -> AsyncIterator[bytes]:
-    if opening := form.opening(call.num_choices):
+async def _events(call: Call, writer: Writer) -> AsyncIterator[bytes]:
+    if opening := writer.opening(call.num_choices):
         yield opening
     try:
         async for deltas in call.deltas():
             if len(deltas) == 1:
-                yield form.chunk(deltas[0])
+                yield writer.chunk(deltas[0])
             else:
-                yield b"".join(map(form.chunk, deltas))
+                yield b"".join(map(writer.chunk, deltas))
     except ApiError as error:
         yield _error_event(error)  # and no [DONE]: the answer is not whole
         return
-    yield form.usage(call.counts) + DONE if call.asked.usage else DONE
+    yield writer.usage(call.counts) + DONE if call.asked.usage else DONE
 
 
 def _timed_out(call: Call, limit_s: float) -> bytes:

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from plugins.server.tokens import Decoder, TokenTable
+from plugins.shared.tokens import Decoder, TokenTable
 
 
 class IdTable(TokenTable):

@@ -4,7 +4,7 @@ from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from plugins.server.tokens import TokenTable
+from plugins.shared.tokens import TokenTable
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,7 +9,7 @@ from tokenizers import Tokenizer
 
 from plugins.model.smollm2_files import model_folder
 from plugins.server.text import ChoiceText, Piece, TokenText
-from plugins.server.tokens import TokenTable
+from plugins.shared.tokens import TokenTable
 from tests.plugins.server import text_tokenizers as built
 
 KINDS = {

@@ -2,7 +2,7 @@
 
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, processors
 
-from plugins.server.tokens import TokenTable
+from plugins.shared.tokens import TokenTable
 
 BYTE_NAMES = [f"<0x{byte:02X}>" for byte in range(256)]
 WORDS = ["the", "of", "and", "to", "in", "is", "you", "that", "it", "he", "was", "for", "walking"]

@@ -1,4 +1,4 @@
-"""plugins/server/tokens.py: whole characters, no space lost or added, strings of tokens.
+"""plugins/shared/tokens.py: whole characters, no space lost or added, strings of tokens.
 
 D07 to D15 are rows of the collected cases of other servers' bugs."""
 
@@ -10,7 +10,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from plugins.server.text import ChoiceText
-from plugins.server.tokens import REPLACEMENT, TokenTable
+from plugins.shared.tokens import REPLACEMENT, TokenTable
 from tests.plugins.server import text_tokenizers as built
 from tests.plugins.server.text_cases import KINDS, TEXTS, table, table_id, texts, tokenizer
 from tests.plugins.server.text_tokenizers import byte_ids
