@@ -8,7 +8,9 @@ the requests that end at a node.
 
 The tree here is that of the waiting prompts, as in the theorem; sglang's code walks the cache's, in
 which requests that share what is not computed yet do not meet. An order stands until somebody new
-waits, so that a walk leaves no subtree half done because it became lighter on the way.
+waits, so that a walk leaves no subtree half done because it became lighter on the way. Where
+several slots are free, the first requests of a subtree start together and each compute its prefix:
+pair it with `defer_twins`.
 """
 
 from collections.abc import Iterator

@@ -4,7 +4,8 @@ NSDI 2026, arXiv:2305.05920).
 Levels have quanta that double. A request joins the first level whose quantum holds the time of its
 prompt, instead of sinking through those above it; once it used up the quantum of its level, it
 sinks one. Lower levels wait for higher ones: a waiting request of a higher level displaces running
-ones of lower levels, which resume where they were (by recomputing: FastServe swaps to the host).
+ones of lower levels, which resume where they were. FastServe swaps their KV to the host; here it is
+computed again, so small quanta buy a short time to the first token with a longer one to the last.
 A request that waited too long goes back to the first level.
 
 Time is counted in iterations: one for an output token, one for `prompt_tokens_per_iteration` of the
