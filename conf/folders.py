@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+import os
 import secrets
 from datetime import datetime
 from pathlib import Path
@@ -14,9 +15,11 @@ UNHASHED = ("hydra", "progress")
 
 
 def register_resolvers() -> None:
-    """`${new_folder:PARENT}` and `${job_folder:}` for config.yaml. Repeating it changes nothing."""
+    """`${new_folder:PARENT}` and `${job_folder:}` for config.yaml, `${jobs_at_once:THREADS}` for
+    launchers. Repeating it changes nothing."""
     OmegaConf.register_new_resolver("new_folder", new_folder, use_cache=True, replace=True)
     OmegaConf.register_new_resolver("job_folder", job_folder, replace=True)
+    OmegaConf.register_new_resolver("jobs_at_once", jobs_at_once, replace=True)
 
 
 def new_folder(parent: str) -> str:
@@ -30,6 +33,13 @@ def new_folder(parent: str) -> str:
         except FileExistsError:
             continue
         return str(folder)
+
+
+def jobs_at_once(threads: int | str) -> int:
+    """Jobs that this machine's cores hold where each takes so many threads, at least one."""
+    affinity = getattr(os, "sched_getaffinity", None)  # not on macOS
+    cores = len(affinity(0)) if affinity else os.cpu_count() or 1
+    return max(cores // int(threads), 1)
 
 
 def job_folder(*, _root_: DictConfig) -> str:

@@ -3,6 +3,8 @@
 import json
 from pathlib import Path
 
+import pytest
+
 
 def summaries(folder: Path) -> list[dict]:
     return [json.loads(file.read_text()) for file in sorted(folder.glob("*/summary.json"))]
@@ -76,3 +78,21 @@ def test_experiment_takes_another_set_of_policies_one_from_outside_the_clone(pro
     assert outcome.code == 0
     found = [(one["policy"], one["seed"]) for one in summaries(tmp_path / "s")]
     assert sorted(found) == [("evict_shortest", 7), ("mine", 7)]
+
+
+def test_sweep_that_was_interrupted_tells_how_much_is_done(probe, tmp_path):
+    arguments = ("-m", "seed=0,1,2", "+policy=mine", "hydra.sweep.dir=s")
+    assert "already done" not in probe(*arguments).err
+    (job_of(tmp_path / "s", "mine", 1) / "summary.json").unlink()
+    assert "2 of 3 already done\n" in probe(*arguments).err
+    assert "3 of 4 already done\n" in probe("-m", "seed=0,1,2,3", *arguments[2:]).err
+
+
+def test_jobs_run_in_processes_of_their_own_under_joblib(probe, tmp_path):
+    pytest.importorskip("hydra_plugins.hydra_joblib_launcher", reason='pip install ".[sweep]"')
+    launcher = ("hydra/launcher=cpu_joblib", "hydra.launcher.n_jobs=2")
+    arguments = ("-m", "seed=0,1", "mode.fails_on_seed=1", "hydra.sweep.dir=s", *launcher)
+    outcome = probe(*arguments)
+    assert outcome.code == 1
+    assert [one["seed"] for one in summaries(tmp_path / "s")] == [0]
+    assert "ZeroDivisionError: probe was told to fail" in outcome.err

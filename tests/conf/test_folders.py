@@ -3,7 +3,7 @@
 import pytest
 from omegaconf import OmegaConf
 
-from conf.folders import job_folder, new_folder
+from conf.folders import job_folder, jobs_at_once, new_folder
 
 
 def named(**changes):
@@ -42,3 +42,10 @@ def test_job_folder_is_the_same_for_the_same_config():
 )
 def test_job_folder_differs_for_another_config(change):
     assert named(**change) != named()
+
+
+def test_jobs_at_once_are_cores_over_threads(monkeypatch):
+    monkeypatch.setattr("os.sched_getaffinity", lambda _: set(range(8)), raising=False)
+    assert jobs_at_once("2") == 4
+    assert jobs_at_once(3) == 2
+    assert jobs_at_once(16) == 1
