@@ -19,8 +19,8 @@ from experiments.engines.direct_hooks import DirectHooks
 from experiments.engines.workloads import warm_up_load
 from plugins.mode.bench import Bench
 from plugins.mode.outlet import Outlet
+from plugins.mode.run_facts import check_all_asked
 from plugins.mode.step_totals import StepTotals
-from plugins.mode.summary import check_all_asked
 from plugins.shared.session import Session
 from plugins.workload.file import File
 

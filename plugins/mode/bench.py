@@ -2,27 +2,25 @@
 
 import logging
 from collections.abc import Sequence
-from contextlib import nullcontext
 from typing import Any
 
-from core.config import require
 from core.engine import Engine
 from core.queries import StepEvent
 from core.request import Request
-from plugins.mode.device_lock import device_lock
+from plugins.mode.device_lock import check_lock, lock_of
 from plugins.mode.outlet import Outlet
 from plugins.mode.pending import Pending
 from plugins.mode.progress import ProgressBar
+from plugins.mode.run_facts import check_all_asked, head, summary_of_hooks
 from plugins.mode.running import running
 from plugins.mode.step_totals import StepTotals
-from plugins.mode.summary import check_all_asked, summarise, summary_of_hooks
+from plugins.mode.summary import summarise
 from plugins.mode.warm_up import warm_up
 from plugins.shared.clocks import RealClock
 from plugins.shared.measure import Window
 from plugins.shared.run_info import SinkQuery
 from plugins.shared.session import ClosedLoop, Session, closed_loop, described
 
-LOCKS = ("fail", "wait", "off")
 logger = logging.getLogger(__name__)
 
 
@@ -39,16 +37,14 @@ class Bench:
     name = "bench"  # in summaries
 
     def __init__(self, warmup: bool = True, lock: str = "fail") -> None:
-        require(lock in LOCKS, "mode.lock", f"one of {', '.join(LOCKS)}", lock)
+        check_lock(lock)
         self.warmup = warmup
         self.lock = lock
 
     def run(self, session: Session) -> dict[str, Any]:
         """Run it; returns the summary (plugins.mode.summary.summarise, and who decided)."""
         timed = isinstance(session.clock, RealClock)
-        locked = timed and self.lock != "off"
-        lock = device_lock(session.device, self.lock == "wait") if locked else nullcontext()
-        with lock, running(session) as (engine, outlet):
+        with lock_of(session, self.lock), running(session) as (engine, outlet):
             return self._serve(session, engine, outlet, timed and self.warmup)
 
     def _serve(
@@ -117,13 +113,8 @@ class Bench:
     ) -> dict[str, Any]:
         run, records = session.run, list(engine.records.values())
         return {
-            "name": run.name,
-            "mode": self.name,
-            "policy": run.policy,
-            "workload": session.workload.name,
-            "seed": run.seed,
+            **head(session, self.name, session.workload.name),
             "device": session.device,
-            "sweep": run.manifest.get("sweep"),
             "simulated": run.manifest["executor"].get("step_time"),
             **summarise(records, totals, window, session.slo),
             "hooks": run.hooks,

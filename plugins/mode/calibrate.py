@@ -11,7 +11,6 @@ On a CPU a launch computes before it returns, so nothing is hidden behind it: si
 measured there with engine.overlap=false."""
 
 from collections.abc import Mapping, Sequence
-from contextlib import nullcontext
 from dataclasses import asdict, replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -37,7 +36,7 @@ from plugins.mode.calibrate_fit import (
     steps_of,
 )
 from plugins.mode.calibrate_grid import Point, Room, grid, time_point
-from plugins.mode.device_lock import device_lock
+from plugins.mode.device_lock import check_lock, lock_of
 from plugins.mode.running import running
 from plugins.shared.calibration import TERMS, UNITS, Calibration, residuals
 from plugins.shared.clocks import RealClock
@@ -49,7 +48,6 @@ PLAIN_WIDTH = 100  # columns when the output is no terminal
 ABSENT = "–"
 HOST_PARTS = ("plan", "pack", "launch", "commit", "observers")
 LEAST = 2 * len(TERMS)  # points of a fit
-LOCKS = ("fail", "wait", "off")
 
 
 class Calibrate:
@@ -76,17 +74,14 @@ class Calibrate:
         require(warmup >= 0, "mode.warmup", ">= 0", warmup)
         require(repeats >= 1, "mode.repeats", ">= 1", repeats)
         require(0 < test_share < 1, "mode.test_share", "in (0, 1)", test_share)
-        require(lock in LOCKS, "mode.lock", f"one of {', '.join(LOCKS)}", lock)
+        check_lock(lock)
         self.rows, self.contexts, self.chunks = rows, contexts, chunks
         self.warmup, self.repeats, self.test_share = warmup, repeats, test_share
         self.path, self.lock = path, lock
 
     def run(self, session: Session) -> dict[str, Any]:
         """Measure, fit, write calibration.json; returns its figures without the points."""
-        timed = isinstance(session.clock, RealClock)
-        locked = timed and self.lock != "off"
-        lock = device_lock(session.device, self.lock == "wait") if locked else nullcontext()
-        with lock, running(session) as (engine, _):
+        with lock_of(session, self.lock), running(session) as (engine, _):
             session.run.manifest["executor"] = engine.executor.describe()
             found = self._measured(session, engine)
         paths = [session.folder / FILE, *([Path(self.path).expanduser()] if self.path else [])]

@@ -1,4 +1,4 @@
-"""One bench a device: two at once would measure each other."""
+"""One engine a device in real time: two at once would measure each other."""
 
 import fcntl
 import os
@@ -6,10 +6,29 @@ import re
 import sys
 import tempfile
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
+from typing import Any
 
+from core.config import require
 from core.errors import ConfigError
+from plugins.shared.clocks import RealClock
+from plugins.shared.session import Session
+
+LOCKS = ("fail", "wait", "off")
+
+
+def check_lock(lock: str) -> None:
+    """Raises ConfigError unless it is one of LOCKS."""
+    require(lock in LOCKS, "mode.lock", f"one of {', '.join(LOCKS)}", lock)
+
+
+def lock_of(session: Session, lock: str) -> AbstractContextManager[Any]:
+    """The lock of the session's device: fail at once if it is held, wait for it, or off. Under a
+    virtual clock nothing runs on a device, and nothing is locked."""
+    if lock == "off" or not isinstance(session.clock, RealClock):
+        return nullcontext()
+    return device_lock(session.device, lock == "wait")
 
 
 @contextmanager
@@ -63,7 +82,7 @@ def _acquire(descriptor: int, path: Path, device: str, wait: bool) -> None:
         return
     except BlockingIOError:
         holder = os.pread(descriptor, 32, 0).decode().strip() or "unknown"
-    text = f"{device} is in use by the bench of process {holder} ({path})"
+    text = f"{device} is in use by process {holder} ({path})"
     if not wait:
         raise ConfigError(f"{text}: wait for it, or set mode.lock=wait")
     sys.stderr.write(f"{text}: waiting\n")

@@ -16,8 +16,9 @@ from plugins.mode.load_client import LoadClient
 from plugins.mode.load_replay import Replay
 from plugins.mode.outlet import Outlet
 from plugins.mode.progress import ProgressBar
+from plugins.mode.run_facts import head, summary_of_hooks
 from plugins.mode.step_totals import StepTotals
-from plugins.mode.summary import distribution, summarise, summary_of_hooks
+from plugins.mode.summary import distribution, summarise
 from plugins.shared.clocks import RealClock
 from plugins.shared.event_loop import allow_many_files, run_loop
 from plugins.shared.measure import Window, window_of
@@ -69,8 +70,11 @@ class Load:
         """Replay the session's workload; returns the summary.
 
         That of mode bench as far as a client can know it, and `load`: how late the driver was, what
-        went wrong, how tokens came in chunks. Raises ConfigError under a simulated clock, for a
-        server that does not answer, and if no request at all completed."""
+        went wrong, how tokens came in chunks. Memory and steps are not known, nor is the time
+        in the queue: a client does not see when a request is admitted.
+
+        Raises ConfigError under a simulated clock, for a server that does not answer, and if no
+        request at all completed."""
         if not isinstance(session.clock, RealClock):
             raise ConfigError("mode load needs clock=real: a server lives in real time")
         if closed_loop(session.workload) is not None:
@@ -141,12 +145,7 @@ class Load:
             text = "the driver sent late, p99 %.0f ms: it is what is measured, not the server alone"
             logger.warning(text, 1e3 * (late["p99"] or 0))
         return {
-            "name": run.name,
-            "mode": "load",
-            "policy": run.policy,
-            "workload": session.workload.name,
-            "seed": run.seed,
-            "sweep": run.manifest.get("sweep"),
+            **head(session, "load", session.workload.name),
             "server": run.manifest["server"],
             **summarise(replay.records, StepTotals(0, 0), window, session.slo),
             "hit_rate": replay.hit_rate(),

@@ -7,10 +7,12 @@ from core.engine import Engine
 from core.errors import ConfigError
 from core.request import FinishReason
 from plugins.mode.bench import Compiled
+from plugins.mode.device_lock import check_lock, lock_of
 from plugins.mode.outlet import Outlet
+from plugins.mode.run_facts import head, summary_of_hooks
 from plugins.mode.running import running
 from plugins.mode.serve_loop import ServeLoop
-from plugins.mode.summary import summarise, summary_of_hooks
+from plugins.mode.summary import summarise
 from plugins.mode.warm_up import warm_up
 from plugins.shared.clocks import RealClock
 from plugins.shared.run_info import SinkQuery
@@ -21,12 +23,14 @@ from plugins.shared.session import Session
 class Serve:
     """Serves what comes in through the plugin behind `build_server`.
 
-    warmup: as in mode bench. report_s: how often the server hears how the engine is."""
+    warmup, lock: as in mode bench. report_s: how often the server hears how the engine is."""
 
-    def __init__(self, warmup: bool = True, report_s: float = 0.25) -> None:
+    def __init__(self, warmup: bool = True, report_s: float = 0.25, lock: str = "fail") -> None:
         require(report_s > 0, "mode.report_s", "> 0", report_s)
+        check_lock(lock)
         self.warmup = warmup
         self.report_s = report_s
+        self.lock = lock
 
     def run(self, session: Session) -> dict[str, Any]:
         """Serve until the server drains; returns the summary.
@@ -35,7 +39,10 @@ class Serve:
         the fault is raised. Raises ConfigError under a simulated clock."""
         if not isinstance(session.clock, RealClock):
             raise ConfigError("mode serve needs clock=real: clients live in real time")
-        with running(session, contains_faults=True) as (engine, outlet):
+        with (
+            lock_of(session, self.lock),
+            running(session, contains_faults=True) as (engine, outlet),
+        ):
             session.run.manifest["executor"] = engine.executor.describe()
             if self.warmup:
                 warm_up(engine)
@@ -67,7 +74,7 @@ class Serve:
 
     def _summary(self, session: Session, loop: ServeLoop) -> dict[str, Any]:
         """That of mode bench. Figures of requests, but for their counts, are over the last ones."""
-        run, recent = session.run, list(loop.recent)
+        recent = list(loop.recent)
         summary = summarise(recent, loop.totals)
         counts = {reason.value: loop.finished[reason.value] for reason in FinishReason}
         summary["requests"] |= {
@@ -76,15 +83,11 @@ class Serve:
             "finish_reasons": counts,
         }
         return {
-            "name": run.name,
-            "mode": "serve",
-            "policy": run.policy,
-            "workload": "clients",
-            "seed": run.seed,
+            **head(session, "serve", "clients"),
             "device": session.device,
             "measured_requests": len(recent),
             **summary,
-            "hooks": run.hooks,
+            "hooks": session.run.hooks,
             "plugins": summary_of_hooks(session.hooks),
         }
 

@@ -28,15 +28,12 @@ Percentiles interpolate linearly. An empty set gives None; no number is ever NaN
 """
 
 import math
-import warnings
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from typing import Any
 
 import numpy as np
 
-from core.errors import PluginError
-from core.hooks import HOOK_NAMES, Hooks, Usage
 from core.records import RequestRecord
 from core.request import FinishReason
 from plugins.mode.step_totals import StepTotals
@@ -96,35 +93,6 @@ def summarise(
         "graphs": _graphs(steps),
         "fairness": _fairness(chosen),
     }
-
-
-def summary_of_hooks(hooks: Hooks) -> list[dict[str, Any]]:
-    """hook, plugin, asked, answered for every implementation, for reports."""
-    return [
-        {"hook": hook, "plugin": plugin, "asked": usage.asked, "answered": usage.answered}
-        for hook, plugin, usage in usage_of_hooks(hooks)
-    ]
-
-
-def usage_of_hooks(hooks: Hooks) -> list[tuple[str, str, Usage]]:
-    """(hook, plugin, usage) for every implementation, hooks in the order of the specs."""
-    return [
-        (hook, entry.name, entry.usage[hook])
-        for hook in HOOK_NAMES
-        for entry in hooks.registered.values()
-        if hook in entry.usage
-    ]
-
-
-def check_all_asked(hooks: Hooks, strict: bool) -> None:
-    """Warn (strict: raise PluginError) about configured `decide_*` plugins never asked."""
-    for hook, name, usage in usage_of_hooks(hooks):
-        idle = hook.startswith("decide_") and usage.asked == 0
-        if idle and not hooks.registered[name].default:
-            text = f"plugin {name} was never asked at {hook} in this run"
-            if strict:
-                raise PluginError(text)
-            warnings.warn(text, stacklevel=2)
 
 
 def distribution(samples: Iterable[float | None]) -> dict[str, float | int | None]:
@@ -306,7 +274,7 @@ def _fairness(records: list[RequestRecord]) -> dict[str, Any]:
     service: dict[str, float] = {}
     for r in records:
         service.setdefault(r.client, 0.0)
-        if r.admitted_s is not None:
+        if r.admitted_s is not None or r.first_token_s is not None:  # a client sees tokens alone
             service[r.client] += r.prompt_tokens + OUTPUT_WEIGHT * r.output_tokens
     return {"clients": len(service), "jain_index": jain_index(list(service.values()))}
 

@@ -16,7 +16,7 @@ from core.queries import (
     PreemptionDecision,
     Verdict,
 )
-from plugins.mode.summary import check_all_asked, usage_of_hooks
+from plugins.mode.run_facts import check_all_asked, usage_of_hooks
 from plugins.order.fcfs import Fcfs
 from plugins.preemption.evict_shortest import EvictShortest
 from plugins.preemption.last_admitted import LastAdmitted

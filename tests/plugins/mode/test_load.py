@@ -66,6 +66,7 @@ def test_every_token_is_recorded_with_its_time(live: Live, tmp_path: Path):
     requests = [ask("a", 5), ask("b", 9, 0.05, n=2, temperature=1.0), ask("c", 3, 0.1, logprobs=2)]
     with live.scripted(step_s=0.01, delay_s=0.05):
         summary, records = load(tmp_path, live.url, requests)
+    assert summary["latency"]["queue_s"]["count"] == 0
     assert {name: record.output_tokens for name, record in records.items()} == {
         "a": 5,
         "b": 18,
@@ -108,6 +109,14 @@ def test_connections_that_are_short_count_as_time(live: Live, tmp_path: Path):
     first = sorted(record.first_token_s for record in records.values())
     assert first[0] >= 0.2
     assert first[1] >= 0.4
+
+
+def test_fairness_is_that_of_the_tokens_that_clients_got(live: Live, tmp_path: Path):
+    requests = [ask("a", 6, client="one"), ask("b", 1, client="two"), ask("c", 3, client="two")]
+    summary, _ = load(tmp_path, live.url, requests)
+    one, two = 8 + 2 * 6, 8 + 2 * 1 + 8 + 2 * 3  # prompts of 8; an output token counts twice
+    expected = (one + two) ** 2 / (2 * (one**2 + two**2))
+    assert summary["fairness"] == {"clients": 2, "jain_index": pytest.approx(expected)}
 
 
 def test_fields_are_those_of_the_workload(live: Live, tmp_path: Path):
@@ -349,6 +358,7 @@ def test_load_agrees_with_what_the_server_recorded(tmp_path: Path):
     """run.py on both ends; the driver imports neither torch nor transformers."""
     serve = ["mode=serve", "executor=fake", "engine.pool_tokens=65536", "server.port=0"]
     serve += ["executor.step_s=0.004", "executor.token_s=0", "records=full", "progress=false"]
+    serve += ["mode.lock=off"]
     folders = {name: tmp_path / name for name in ("serve", "load")}
     server = subprocess.Popen(
         [sys.executable, str(ROOT / "run.py"), *serve, f"hydra.run.dir={folders['serve']}"],

@@ -2,6 +2,8 @@
 
 import csv
 import json
+import os
+import tempfile
 import threading
 import time
 from collections.abc import Sequence
@@ -16,9 +18,16 @@ from core.hookspecs import hookimpl
 from core.queries import AdmissionDecision, Verdict
 from core.request import Request, SamplingParams
 from plugins.executor.fake import Fake
+from plugins.mode.device_lock import device_lock, physical_name
 from plugins.mode.serve import Serve
 from plugins.shared.clocks import RealClock
 from tests.plugins.mode.mode_session import VOCAB, Recorder, make_session
+
+
+@pytest.fixture(autouse=True)
+def _own_locks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Other tests use the device at the same time."""
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
 
 
 def ask(name: str, max_tokens: int = 4, **fields: Any) -> Request:
@@ -232,6 +241,27 @@ def test_stalled_engine_is_asked_again_at_growing_intervals_or_when_something_co
     gaps = np.diff(asked[:5])
     assert (gaps >= np.array([0.009, 0.018, 0.036, 0.072])).all()
     assert any(report["idle_s"] > 0 for report in server.reports)
+
+
+def test_device_is_locked_as_long_as_it_serves(tmp_path: Path):
+    path = tmp_path / f"tritium-bench-{physical_name('cpu')}.lock"
+    holders: list[str] = []
+
+    class Looks(Scripted):
+        def poll(self, timeout_s: float) -> Any:
+            holders.append(path.read_text())
+            return super().poll(timeout_s)
+
+    with device_lock("cpu", wait=False), pytest.raises(ConfigError, match="cpu is in use by"):
+        serve(tmp_path, Looks({1: [ask("a")]}))
+    assert holders == []
+    serve(tmp_path, Looks({1: [ask("a")]}))
+    assert set(holders) == {f"{os.getpid()}\n"}
+    assert path.read_text() == ""
+    with device_lock("cpu", wait=False):
+        serve(tmp_path, Scripted({1: [ask("a")]}), Serve(lock="off"))
+    with pytest.raises(ConfigError, match=r"mode\.lock must be one of fail, wait, off"):
+        Serve(lock="no")
 
 
 def test_server_that_fails_fails_the_run(tmp_path: Path):

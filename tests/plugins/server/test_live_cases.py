@@ -14,7 +14,7 @@ from experiments.serving.server_process import ServerProcess, idle, serving
 from tests.plugins.server import test_cases as cases
 from tests.plugins.server.live import TIMEOUT_S
 
-SMOLLM2 = ("device=cpu", "engine.pool_tokens=16384", "mode.warmup=false")
+SMOLLM2 = ("device=cpu", "engine.pool_tokens=16384", "mode.warmup=false", "mode.lock=off")
 ID = itemgetter("id")
 SENDINGS = 2  # of lines that repeat: a token takes 0.1 s here
 LINES = [pytest.param(line, id=line["id"]) for line in cases.LINES]
