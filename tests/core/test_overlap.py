@@ -23,7 +23,7 @@ MEMORY = [(Radix, 16), (NoCache, 1)]
 def requests(ignore_eos: bool, choices: int) -> list[Request]:
     rng = np.random.default_rng(0)
     out = []
-    for index in range(24):
+    for index in range(16):
         prompt = rng.integers(1, VOCAB, rng.integers(1, 80)).astype(np.int32)
         if index % 3 == 0:
             prompt[:40] = 7  # a shared prefix
