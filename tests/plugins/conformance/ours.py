@@ -7,6 +7,7 @@ STARVES = {
     "plugins.order.trail.Trail": "long requests wait while shorter ones keep coming",
     "plugins.order.slack.Slack": "without a deadline a request waits while others have one",
     "plugins.order.longest_prefix.LongestPrefix": "who has no match waits for who has one",
+    "plugins.order.dfs_weight.DfsWeight": "a lighter subtree waits while a heavier one is refilled",
     "plugins.order.dlpm.Dlpm": "without a match a request waits until others used up their quantum",
     "plugins.batching.prefill_first.PrefillFirst": "streams stand still while prompts keep coming",
 }

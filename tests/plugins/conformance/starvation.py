@@ -149,8 +149,8 @@ def _arrival(name: str, prompt: int, output: int, step: int = 0, **fields: Any) 
 def _liked(index: int, now_s: float, step_s: float) -> Arrival:
     """Short, urgent, with a deadline, from one of four clients, with a prefix that many share."""
     return _arrival(
-        f"f{index}", 24, 4,
-        shares=("hot", 16),
+        f"f{index}", 56, 4,
+        shares=("hot", 48),  # longer than the shortest that policies take notice of
         client=f"c{index % 4}",
         session=f"s{index % 4}",
         deadline_s=now_s + 20 * step_s,
@@ -179,7 +179,7 @@ def _disliked(long_prompt: int, long_output: int) -> Iterator[Arrival]:
 
 QUEUE = Probe(
     "full queue",
-    Traffic("full queue", tuple(_disliked(200, 40)), pool=1024, seqs=4, growth=0.25),
+    Traffic("full queue", tuple(_disliked(120, 40)), pool=1024, seqs=4, growth=0.25),
     _liked,
 )
 PRESSURE = Probe(
