@@ -115,7 +115,7 @@ class Engine:
         watch.lap(record, "plan")
         launched = rows is not None and self._launch(rows, record, watch)
         self._check_progress(rows is not None, record)
-        event = self._after_launch(launched, record, watch)
+        event = self._after_launch(launched, record)
         self.steps += record.steps
         if state.config.strict:
             check_invariants(state, [entry.ids for entry in self._in_flight])
@@ -170,17 +170,15 @@ class Engine:
         if self._stopped:
             raise EngineStoppedError(self._stopped)
 
-    def _after_launch(
-        self, launched: bool, record: StepRecord, watch: "Stopwatch"
-    ) -> StepEvent | None:
+    def _after_launch(self, launched: bool, record: StepRecord) -> StepEvent | None:
         """Settle the new launch, commit the oldest, in the order that core/commit.py explains."""
         overlap = self.state.config.overlap and launched
-        if launched and not overlap:
-            self._settle(self._in_flight[-1], watch)
+        if launched and not overlap and record.steps == 1:
+            self._settle(self._in_flight[-1])
         due = len(self._in_flight) > 1 or (self._in_flight and not overlap)
-        event = self._commit(self._in_flight.popleft(), watch) if due else None
+        event = self._commit(self._in_flight.popleft()) if due else None
         if launched and overlap:
-            self._settle(self._in_flight[-1], watch)
+            self._settle(self._in_flight[-1])
         if not launched and (record.choices or self.state.ended):
             self._measure(record)
             if event is not None:
@@ -189,13 +187,13 @@ class Engine:
                 event = self._emit(record, [], np.empty(0, np.int32))
         return event
 
-    def _settle(self, entry: InFlight, watch: "Stopwatch") -> None:
-        watch.skip()
+    def _settle(self, entry: InFlight) -> None:
+        watch = Stopwatch()
         self._committer.settle(entry.launch, entry.ids, entry.record)
         watch.lap(entry.record, "commit")
 
-    def _commit(self, entry: InFlight, watch: "Stopwatch") -> StepEvent:
-        watch.skip()
+    def _commit(self, entry: InFlight) -> StepEvent:
+        watch = Stopwatch()
         try:
             result = self.executor.collect()
         except Exception as error:
@@ -285,10 +283,6 @@ class Stopwatch:
     """Host time of a step's parts, in microseconds."""
 
     def __init__(self) -> None:
-        self._last = perf_counter()
-
-    def skip(self) -> None:
-        """Start the next part here."""
         self._last = perf_counter()
 
     def lap(self, record: StepRecord, part: str) -> None:

@@ -136,12 +136,18 @@ class KVMemory:
         needed: NDArray[np.int32] = -(-ends // self.page_size) - self._table.pages_held[slots]
         return np.maximum(needed, 0)
 
-    def grow(self, slots: Slots, num_tokens: NDArray[np.int32]) -> None:
-        """Append the pages that `slots` lack for `num_tokens` more, which the supply must hold."""
-        counts = self.pages_short(slots, num_tokens)
+    def grow(self, slots: Slots, num_tokens: NDArray[np.int32], repeats: int = 1) -> None:
+        """Append the pages that `slots` lack for `num_tokens` more, so many times; the supply must
+        hold them. Evicts for each time by itself, as if one came after the other."""
+        counts = self.pages_short(slots, num_tokens * np.int32(repeats))
         growing = counts.nonzero()[0]
         if len(growing) == 0:
             return
+        if repeats > 1 and counts.sum() > self.ledger.num_free:
+            ends = self._table.computed[slots] + num_tokens * np.arange(1, repeats + 1)[:, None]
+            pages = -(-ends // self.page_size) - self._table.pages_held[slots]
+            for total in np.maximum(pages, 0).sum(axis=1).tolist():
+                self._evict(total - self.ledger.num_free)
         slots, counts = slots[growing], counts[growing]
         pages = self._allocate(int(counts.sum()))
         if pages is None:

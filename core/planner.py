@@ -47,8 +47,7 @@ class Planner:
         self._admission.confirm(admitted, record)
         if rows is not None:
             rows = self._repeated(rows, until_s)
-            for times in range(1, rows.repeats + 1):  # step by step: evictions as they would come
-                self._state.memory.grow(rows.slots, rows.num_tokens * np.int32(times))
+            self._state.memory.grow(rows.slots, rows.num_tokens, rows.repeats)
         return rows
 
     def _fit(self, admitted: list[Admitted], record: StepRecord) -> Rows | None:
@@ -109,15 +108,14 @@ class Planner:
 
     def _repeated(self, rows: Rows, until_s: float) -> Rows:
         """The rows as often as they would be chosen anew before `until_s`, with nothing else to
-        decide: all decode, nobody ends, none of those who wait could start, and there are pages."""
+        decide: all decode, nobody ends earlier, none who waits could start, and there are pages."""
         state, slots = self._state, rows.slots
         if self._forecast is None or until_s <= state.now_s or not self._only_decodes(rows):
             return rows
         table, memory = state.table, state.memory
         longest = np.minimum(table.output_limit[slots], state.max_model_len - table.prompt[slots])
         left = longest - (table.known[slots] - table.prompt[slots])
-        num = np.int32(min(MOST, int(left.min()) - 1))
-        ones = rows.num_tokens
+        num, ones = np.int32(min(MOST, int(left.min()))), rows.num_tokens
         while num > 1 and memory.pages_short(slots, ones * num).sum() > memory.supply:
             num //= np.int32(2)
         if num < 2:

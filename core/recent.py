@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 from core.request import Sequence
 
 Slots = NDArray[np.int64]
-MOST = 32  # tokens a slot holds
+MOST = 64  # tokens a slot holds
 
 
 class RecentTokens:

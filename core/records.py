@@ -35,7 +35,8 @@ class StepRecord:
     Pages: pages_free + pages_tree + pages_request = pool_pages. pages_evictable of pages_tree are
     unlocked. used_tokens: slots of request pages that hold a live token; the rest of them is waste.
     external_tokens: free slots that a refused allocation could not use (contiguous), else 0.
-    steps > 1: so many steps of decodes in one: their sums, levels at their end."""
+    steps > 1: so many steps of decodes in one: their sums, levels at their end; who ends in choices
+    does so in the last."""
 
     step: int
     start_s: float

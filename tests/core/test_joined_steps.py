@@ -97,7 +97,7 @@ def told(engine, events):
     ends = {name: (r.admitted_s, r.finished_s, r.preemptions) for name, r in engine.records.items()}
     slots = "slots (engine.max_num_seqs) are taken"  # told once for steps that go in one
     choices = [
-        (event.record.step, c)
+        (event.record.step + (event.record.steps - 1 if c.kind == "finished" else 0), c)
         for event in events
         for c in event.record.choices
         if not (c.kind == "refused" and slots in c.reason)
@@ -132,6 +132,7 @@ def test_steps_in_one_are_the_same_steps(seqs):
         record = event.record
         assert len(event.token_ids) == len(event.request_ids) * record.steps
         assert record.prefill_tokens == 0 or record.steps == 1
+    assert any(event.finished and event.record.steps > 1 for event in events)
 
 
 def test_they_are_the_same_under_memory_pressure():
