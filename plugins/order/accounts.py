@@ -31,11 +31,12 @@ class Tab:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Charges:
-    """Of one step: tabs whose prompt is charged, with its cached tokens, and a tab for each
-    output."""
+    """Tabs whose prompt is charged, with its cached tokens; and those with so many `tokens` of
+    output, once for each stream."""
 
     prompts: list[tuple[Tab, int]]
     outputs: list[Tab]
+    tokens: int
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -63,7 +64,7 @@ class Look:
 
 
 class Accounts:
-    """charged: client -> tokens charged, weighted, up to two steps ago; `of` adds what is presumed.
+    """The accounts of all clients.
 
     prompt_weight, output_weight: charge of a token. cached_weight: of a prompt token taken from the
     prefix cache. client_weights: a client's charges are divided by its weight, 1 if not given."""
@@ -77,7 +78,7 @@ class Accounts:
     ) -> None:
         for name, weight in client_weights.items():
             require(0 < weight < np.inf, f"client_weights[{name!r}]", "> 0 and finite", weight)
-        self.charged: dict[str, float] = {}
+        self._charged: dict[str, float] = {}  # up to two steps ago, not divided by the weight
         self._prompt_weight = prompt_weight
         self._output_weight = output_weight
         self._cached_weight = cached_weight
@@ -93,15 +94,19 @@ class Accounts:
         self._steps: Lagged[Charges] = Lagged()
 
     def on_step(self, event: StepEvent) -> None:
-        """Note a step's charges for when they are due, and forget who ended."""
+        """Note a step's charges for when they are due, and forget who ended. Of steps that went in
+        one, all but the last are due when the next is planned."""
         prompts = []
         for choice in event.record.choices:
             tab = self._tabs.get(choice.request_id)
             if choice.kind in STARTED and tab is not None:
                 prompts.append((tab, int(choice.detail["cached_tokens"])))
         outputs = [self._tabs[one] for one in event.request_ids if one in self._tabs]
-        self._steps.add(event.record.step, Charges(prompts, outputs))
-        self._book(event.record.step + 1)  # what the next plan, at the earliest, may know
+        last, before = event.record.step + event.record.steps - 1, event.record.steps - 1
+        if before:
+            self._steps.add(last - 1, Charges([], outputs, before))
+        self._steps.add(last, Charges(prompts, outputs, 1))
+        self._book(last + 1)  # what the next plan, at the earliest, may know
         for record in event.finished:
             self._tabs.pop(record.request_id, None)
 
@@ -124,9 +129,14 @@ class Accounts:
         return Look(clients, client, self._quotes, fresh, left)
 
     def of(self, client: str) -> float:
-        """Charged and presumed so far."""
+        """Charged and presumed so far, over the client's weight."""
         presumed = sum(charge for tab, charge in self._presumed.items() if tab.client == client)
-        return self.charged.get(client, 0.0) + presumed
+        return self._charged.get(client, 0.0) / self.weight(client) + presumed
+
+    def lift(self, client: str, least: float) -> None:
+        """Raise what `of` says to `least`, if it is less."""
+        short = max(least - self.of(client), 0.0)
+        self._charge(client, short * self.weight(client))
 
     def weight(self, client: str) -> float:
         """The client's share of service against others'."""
@@ -141,10 +151,10 @@ class Accounts:
                     tokens = (tab.prompt - cached) * self._prompt_weight
                     self._charge(tab.client, tokens + cached * self._cached_weight)
             for tab in charges.outputs:
-                self._charge(tab.client, self._output_weight)
+                self._charge(tab.client, charges.tokens * self._output_weight)
 
     def _charge(self, client: str, tokens: float) -> None:
-        self.charged[client] = self.charged.get(client, 0.0) + tokens / self.weight(client)
+        self._charged[client] = self._charged.get(client, 0.0) + tokens
 
     def _exchange(self, query: OrderQuery) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:
         """Who left the queue since the last look, and which rows are new in it."""

@@ -24,6 +24,8 @@ class Dlpm:
     """quantum: weighted tokens of allowance in a refill. window: how many of the oldest are
     matched with the cache in a step; later ones count as if they had no match."""
 
+    steady = True
+
     def __init__(
         self,
         quantum: float = 4096.0,

@@ -21,6 +21,8 @@ class Hrrn:
     """window: how many of the oldest are matched with the cache in a step; later ones count as
     if they had no match. A preempted request's wait begins anew."""
 
+    steady = True
+
     def __init__(self, window: int = 128) -> None:
         require(window >= 1, "window", ">= 1", window)
         self.window = window

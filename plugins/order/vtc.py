@@ -26,6 +26,8 @@ class Vtc:
     for others: a client of weight 2 is entitled to twice the service. Requests that name no client
     are those of one."""
 
+    steady = True
+
     def __init__(
         self,
         prompt_weight: float = 1.0,
@@ -76,6 +78,5 @@ class Vtc:
                 least = min(map(accounts.of, active))
             else:
                 least = 0.0 if self._left_last is None else accounts.of(self._left_last)
-            lift = max(least - accounts.of(client), 0.0)
-            accounts.charged[client] = accounts.charged.get(client, 0.0) + lift
+            accounts.lift(client, least)
             active.add(client)

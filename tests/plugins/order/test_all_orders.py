@@ -9,6 +9,7 @@ import pytest
 from core.request import Request, SamplingParams
 from plugins.admission.prompt_fits import PromptFits
 from plugins.executor.fake import Fake
+from tests.core.test_joined_steps import assert_same, make, workload
 from tests.core.test_overlap import play
 from tests.engine_harness import VOCAB, Arrival, make_engine, run
 from tests.plugins.order.order_tables import ORDERS
@@ -90,3 +91,12 @@ def test_everyone_ends_while_more_arrive_and_some_leave(order):
     out = run(engine(order, overlap=True), arrivals, aborts)
     assert {r.finish_reason for r in out.records.values()} <= {"length", "abort"}
     assert {choice.plugin for choice in out.choices("preempted")} <= {"mine", "preemption"}
+
+
+@pytest.mark.parametrize("name", ["hrrn", "vtc", "dlpm", "slack", "srtf"])
+def test_same_decisions_where_steps_that_only_decode_go_in_one(name):
+    def one():
+        return make(ORDERS[name](), pages=40)
+
+    assert one().hooks.steady
+    assert_same(one, workload(gap_s=0.4))

@@ -15,7 +15,7 @@ from tests.plugins.order.order_tables import order_query
 
 def computed(policy, step, prefill_tokens):
     record = StepRecord(step, 0.0, prefill_tokens=prefill_tokens)
-    policy.on_step(StepEvent(record, (), (), np.empty(0, np.int32)))
+    policy.on_step(StepEvent(record, [], np.empty(0, np.int32)))
 
 
 def test_facts_are_given_out_two_steps_later_and_once():

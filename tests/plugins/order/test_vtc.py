@@ -1,6 +1,7 @@
 """vtc: the client that was served least goes first, and the gap between two stays bounded."""
 
 from collections import Counter
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -38,14 +39,14 @@ class Queue:
         assert decision.hold is Hold.STEP
         return np.asarray(decision.keys).tolist()
 
-    def step(self, step, admitted=(), tokens=(), finished=(), cached=0):
+    def step(self, step, admitted=(), tokens=(), finished=(), cached=0, steps=1):
         names = [f"r{row}" for row in admitted]
         detail = {"cached_tokens": cached}
         choices = [Choice(one, 0, "admitted", "gate", "", detail) for one in names]
         ended = tuple(RequestRecord(f"r{row}", "", 0.0, 1) for row in finished)
-        ids = tuple(f"r{row}" for row in tokens)
-        record = StepRecord(step, 0.0, choices=choices)
-        self.policy.on_step(StepEvent(record, ids, (0,) * len(ids), np.empty(0, np.int32), ended))
+        rows = [SimpleNamespace(request=self.asked[row], choice=0) for row in tokens]
+        record = StepRecord(step, 0.0, choices=choices, steps=steps)
+        self.policy.on_step(StepEvent(record, rows, np.empty(0, np.int32), ended))
 
 
 def test_keys_are_the_counters_at_each_request_s_turn():
@@ -78,6 +79,15 @@ def test_output_tokens_are_charged_two_each_two_steps_later():
     queue.step(2, tokens=[0], finished=[0])
     assert queue.keys(3, [1, 2]) == [14.0, 0.0]
     assert queue.keys(4, [1, 2]) == [16.0, 0.0]
+
+
+def test_steps_that_went_in_one_are_charged_as_if_they_had_gone_apart():
+    queue = Queue(Vtc(), "AAB", [10, 20, 30])
+    queue.keys(0, [0, 1, 2])
+    queue.step(0, admitted=[0], tokens=[0])
+    queue.step(1, tokens=[0], steps=5)
+    assert queue.keys(6, [1, 2]) == [10.0 + 2 * 5, 0.0]
+    assert queue.keys(7, [1, 2]) == [10.0 + 2 * 6, 0.0]
 
 
 def test_a_preempted_request_is_charged_for_its_prompt_once_and_goes_before_its_client_s_others():
@@ -125,7 +135,7 @@ def test_fork_s_prompt_is_the_request_s_and_not_charged_again():
     policy = Vtc()
     run(make_engine(seqs=1, plugins={"mine": policy}), arrivals)
     policy._accounts._book(10**9)
-    assert policy._accounts.charged[""] == 20 + 20 + 2 * 4 * 6
+    assert policy._accounts.of("") == 20 + 20 + 2 * 4 * 6
     assert not policy._accounts._tabs
 
 
