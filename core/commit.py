@@ -68,7 +68,7 @@ class Committer:
         table.last_token[slots] = tokens
         ends_s = np.array([state.now_s]) if result.ends_s is None else result.ends_s
         table.recent.append(slots, sequences, streams, ends_s, steps)
-        if launch.repeats > 1:  # pages now hold tokens of this very launch
+        if launch.repeats > 1 and not state.config.overlap:  # pages hold tokens of this launch
             self.settle(launch, ids, record)
         for place, entry in result.logprobs.items():
             if alive[place]:

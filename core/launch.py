@@ -54,7 +54,7 @@ class Launch:
     for output position first_position + num_tokens - prompt_len. num_decode_rows: rows [0,
     num_decode_rows) have one token each. table_updates: int32 [num_updates, 3] of (row, page index,
     page id), applied after `setups`, before use. repeats: rows of one token run so many times, each
-    time a token further; above 1 only for an executor with `repeat_ends_s`."""
+    time a token further; above 1 only for an executor with `forecast`."""
 
     launch_id: int
     row_ids: Int32

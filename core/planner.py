@@ -36,8 +36,7 @@ class Planner:
     def __init__(self, state: EngineState, executor: Executor) -> None:
         self._state = state
         self._admission = Admission(state)
-        joins = state.hooks.steady and not state.config.overlap
-        self._forecast = getattr(executor, "repeat_ends_s", None) if joins else None
+        self._forecast = getattr(executor, "forecast", None) if state.hooks.steady else None
 
     def plan(self, record: StepRecord, until_s: float) -> Rows | None:
         """Admit, choose rows, reserve their pages. None: nothing can run in this step. until_s:
@@ -114,15 +113,14 @@ class Planner:
             return rows
         table, memory = state.table, state.memory
         longest = np.minimum(table.output_limit[slots], state.max_model_len - table.prompt[slots])
-        left = longest - (table.known[slots] - table.prompt[slots])
-        num, ones = np.int32(min(MOST, int(left.min()))), rows.num_tokens
-        while num > 1 and memory.pages_short(slots, ones * num).sum() > memory.supply:
+        known = table.known[slots] + table.in_flight[slots]
+        num = np.int32(min(MOST, int((longest - known + table.prompt[slots]).min())))
+        while num > 1 and memory.pages_short(slots, rows.num_tokens * num).sum() > memory.supply:
             num //= np.int32(2)
-        if num < 2:
-            return rows
-        ends_s = self._forecast(table.row[slots], int(table.known[slots].sum()), int(num))
-        starts_s = np.append(state.now_s, ends_s[:-1])
-        return Rows(slots, ones, max(int((starts_s < until_s).sum()), 1))
+        planned_s, _ = self._forecast(table.row[slots], int(known.sum()), int(num))
+        # With overlap the last of them is planned, and launched, while the others are in flight.
+        repeats = int((planned_s < until_s).sum()) - state.config.overlap
+        return Rows(slots, rows.num_tokens, max(repeats, 1))
 
     def _only_decodes(self, rows: Rows) -> bool:
         state, table, slots = self._state, self._state.table, rows.slots
@@ -130,8 +128,9 @@ class Planner:
         full = len(state.running) >= state.config.max_num_seqs and not state.hooks.displaces
         if not everyone or (waits and not (full and state.waiting.holds)):
             return False
-        computed = table.computed[slots]
-        decodes = (table.known[slots] - computed == 1) & (computed >= table.prompt[slots])
+        computed, in_flight = table.computed[slots], table.in_flight[slots]
+        decodes = (table.known[slots] + in_flight - computed == 1) & (in_flight <= 1)
+        decodes &= computed >= table.prompt[slots]
         endless = table.end_tokens[slots] == EndTokens.NONE
         return bool((decodes & endless & (table.forks[slots] == 0)).all())
 

@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from core.clock import Clock
-from core.config import require
+from core.config import EngineConfig, require
 from core.errors import ConfigError, InvariantError
 from core.hookspecs import hookimpl
 from core.launch import Launch, LaunchResult, PoolLayout, RowSetup
@@ -78,7 +78,7 @@ class Simulated:
         """An executor of its own for each engine. Raises ConfigError under a real clock."""
         if not isinstance(query.clock, VirtualClock):
             raise ConfigError("clock must be virtual for the simulated executor, got real")
-        return SimulatedExecutor(self, query.clock, query.engine.memory_share)
+        return SimulatedExecutor(self, query.clock, query.engine)
 
 
 class SimulatedExecutor:
@@ -88,12 +88,13 @@ class SimulatedExecutor:
     computes = False
     end_token_ids: tuple[int, ...] = ()
 
-    def __init__(self, plugin: Simulated, clock: Clock, memory_share: float) -> None:
+    def __init__(self, plugin: Simulated, clock: Clock, engine: EngineConfig) -> None:
         self.vocab_size = plugin.vocab_size
         self.max_model_len = plugin.max_model_len
         self._plugin = plugin
         self._clock = clock
-        self._memory_share = memory_share
+        self._memory_share = engine.memory_share
+        self._overlap = engine.overlap
         self._free_at_s = 0.0
         self._pending: deque[LaunchResult] = deque()
         self._starts = np.empty(0, np.uint64)  # of the rows' token streams: script.py
@@ -133,7 +134,7 @@ class SimulatedExecutor:
         ends_s = None
         if launch.repeats > 1:
             reads = int((launch.first_positions + 1).sum())
-            ends_s = self.repeat_ends_s(launch.row_ids, reads, launch.repeats)
+            _, ends_s = self.forecast(launch.row_ids, reads, launch.repeats)
             self._free_at_s = float(ends_s[-1])
         else:
             self._free_at_s = start_s + self._seconds(launch, ends, graph_rows)
@@ -150,20 +151,28 @@ class SimulatedExecutor:
             )
         )
 
-    def repeat_ends_s(
+    def forecast(
         self, rows: NDArray[np.int32], kv_tokens: int, num: int
-    ) -> NDArray[np.float64]:
-        """When each of the next `num` launches ends, if all are of these one-token rows, the first
-        reads `kv_tokens` and nothing else runs; one alone of rows that end with an error."""
-        if self._asks and self._asks.keys() & set(rows.tolist()):
-            num = 1
+    ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+        """When each of the next `num` steps is planned, and when its launch ends, if all are of
+        these one-token rows, the first reads `kv_tokens`, and nothing else happens. One step alone
+        of rows that end with an error, or if with overlap the host takes longer than the device."""
         plugin, num_rows = self._plugin, len(rows)
         padded = self._padded(num_rows) or num_rows
         reads = kv_tokens + num_rows * np.arange(num)
-        parts = np.full((num, 2), plugin.host_s + plugin.host_row_s * num_rows)
-        parts[:, 1] = plugin.step_time.seconds(padded, padded, reads, reads)
+        seconds = plugin.step_time.seconds(padded, padded, reads, reads) + np.zeros(num)
+        host_s, now_s = plugin.host_s + plugin.host_row_s * num_rows, self._clock.now()
+        fails = self._asks and self._asks.keys() & set(rows.tolist())
+        if fails or (self._overlap and host_s > seconds.min()):
+            seconds = seconds[:1]
+        parts = np.stack([np.full(len(seconds), host_s), seconds], axis=1).ravel()
+        begin_s = now_s
+        if self._overlap:  # a step is planned while the one before runs, when that before it ended
+            begin_s, parts[0::2] = max(now_s + host_s, self._free_at_s), 0.0
         # One addition after another, as single launches do it: the same bits.
-        return np.cumsum(np.append(self._clock.now(), parts))[2::2]
+        ends_s = np.cumsum(np.append(begin_s, parts))[2::2]
+        ahead_s = [now_s, max(now_s, self._free_at_s)] if self._overlap else [now_s]
+        return np.append(ahead_s, ends_s)[: len(ends_s)], ends_s
 
     def collect(self) -> LaunchResult:
         """The oldest launch, at the simulated time it ends. Raises InvariantError if there is

@@ -23,6 +23,7 @@ from plugins.shared.clocks import VirtualClock
 from plugins.step_time.fixed import Fixed
 from tests.core.policy_tables import ADMISSIONS, BATCHINGS, VICTIMS
 
+OVERLAP = pytest.mark.parametrize("overlap", [False, True])
 TIMES = Fixed(step_s=0.007, row_s=1e-5, token_s=3e-5, kv_token_s=1e-7, pair_s=1e-9)
 
 
@@ -123,33 +124,37 @@ def assert_same(make_one, requests):
     return runs[1][1]
 
 
+@OVERLAP
 @pytest.mark.parametrize("seqs", [3, 8, 24])
-def test_steps_in_one_are_the_same_steps(seqs):
-    events = assert_same(lambda: make(seqs=seqs), workload())
+def test_steps_in_one_are_the_same_steps(seqs, overlap):
+    events = assert_same(lambda: make(seqs=seqs, overlap=overlap), workload())
     longest = max(event.record.steps for event in events)
     assert 1 < longest <= MOST
     for event in events:
         record = event.record
         assert len(event.token_ids) == len(event.request_ids) * record.steps
         assert record.prefill_tokens == 0 or record.steps == 1
+
+
+def test_the_last_step_of_some_ends_requests():
+    events = play(make(), workload(), True)
     assert any(event.finished and event.record.steps > 1 for event in events)
 
 
-def test_they_are_the_same_under_memory_pressure():
-    engines = []
-
+@OVERLAP
+def test_they_are_the_same_under_memory_pressure(overlap):
     def one():
-        engines.append(make(pages=24, admission=PromptFits(growth_share=0)))
-        return engines[-1]
+        return make(pages=24, admission=PromptFits(growth_share=0), overlap=overlap)
 
     events = assert_same(one, workload())
     assert sum(c.kind == "preempted" for event in events for c in event.record.choices) > 2
 
 
+@OVERLAP
 @pytest.mark.parametrize("name", BATCHINGS)
-def test_every_batching_policy_is_steady_or_says_nothing(name):
+def test_every_batching_policy_is_steady_or_says_nothing(name, overlap):
     def one():
-        return make({"mine": BATCHINGS[name]()})
+        return make({"mine": BATCHINGS[name]()}, overlap=overlap)
 
     assert one().hooks.steady
     assert_same(one, workload(gap_s=0.4))
@@ -184,9 +189,7 @@ def test_nothing_is_joined_where_a_plugin_may_change_its_mind():
         assert all(event.record.steps == 1 for event in play(engine, workload(num=4), True))
 
 
-def test_nothing_is_joined_with_overlap_or_end_tokens():
-    engine = make(overlap=True)
-    assert all(event.record.steps == 1 for event in play(engine, workload(num=4), True))
+def test_nothing_is_joined_where_a_token_may_end_a_request():
     engine = make()
     free = [
         Request("a", np.arange(1, 20, dtype=np.int32), SamplingParams(max_tokens=50)),
