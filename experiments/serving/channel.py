@@ -74,7 +74,7 @@ def serve(address: str, streams: int, tokens: int, step_s: float, pipe: Connecti
     """The engine's process: until told to stop; sends its CPU seconds and steps when asked."""
     engine = make_engine(streams, tokens, step_s)
     signals = StopSignals(catch=False)
-    hub = Hub(EngineEnd(address), Workers([]), signals, drain_s=0.0)
+    hub = Hub(EngineEnd(address), Workers(), signals, drain_s=0.0)
     loop = ServeLoop(engine, hub, report_s=0.25)
     poll: Callable[[float], Any] = hub.poll
 

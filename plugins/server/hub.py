@@ -23,6 +23,7 @@ from plugins.server.messages import (
     Submit,
     Watch,
 )
+from plugins.server.restarts import Restarts
 from plugins.server.signals import StopSignals
 from plugins.server.workers import Workers
 
@@ -33,7 +34,7 @@ logger = logging.getLogger(__name__)
 
 
 class ServerError(TritiumError):
-    """The server cannot go on: its front ends are gone."""
+    """The server cannot go on: its front ends are gone, and new ones die."""
 
 
 @dataclass(slots=True)
@@ -77,6 +78,7 @@ class Hub:
         self._state: dict[str, Any] | None = None
         self._last_steps: deque[StepRecord] = deque(maxlen=LAST_STEPS)
         self._waiting = 0
+        self._restarts = Restarts()
         self._drains_until_s: float | None = None
         self._closed = False
         channel.watch(signals.descriptor)
@@ -84,16 +86,17 @@ class Hub:
             channel.watch(descriptor)
 
     def poll(self, timeout_s: float) -> list[Request | str]:
-        """See Server.poll. Raises ServerError when no front end is left."""
+        """See Server.poll. Raises ServerError when no front end is left and new ones die too."""
         early, self._early = self._early, []
         messages, ready = self._channel.receive(0 if early else timeout_s)
         messages = early + messages
         items = [item for front, message in messages for item in self._take(front, message)]
         if self._signals.descriptor in ready:
             self._signals.clear()
+        self.draining = self._signals.count > 0
         for descriptor in ready & self._workers.sentinels:
             items += self._lose(descriptor)
-        self.draining = self._signals.count > 0
+        self._replace()
         if self.draining:
             items += self._drain()
         return items
@@ -190,18 +193,29 @@ class Hub:
         return route
 
     def _lose(self, descriptor: int) -> list[Request | str]:
-        """A front end died: nobody wants its requests any more."""
-        front, code = self._workers.ended(descriptor)
+        """A front end died: nobody wants its requests any more. Another will be started."""
+        ended = self._workers.ended(descriptor)
+        front = ended.front
         self._channel.unwatch(descriptor)
         self._channel.forget(front)
         self._watching.discard(front)
+        self._submitted.pop(front, None)
         lost = [request_id for request_id, route in self._routes.items() if route.front == front]
-        logger.error("front end %d died (exit code %s), with %d requests", front, code, len(lost))
+        text = "front end %d died (exit code %s), with %d requests; another one in %.1f s"
+        wait_s = self._restarts.died(ended.lived_s, time.monotonic())
+        logger.error(text, front, ended.exit_code, len(lost), wait_s)
         for request_id in lost:
             self._forget(request_id)
-        if not self._workers.sentinels:
+        if not self._workers.sentinels and (self.draining or self._restarts.hopeless):
             raise ServerError("no front end is left: see the log for how they ended")
         return list(lost)
+
+    def _replace(self) -> None:
+        if not self.draining:
+            for _ in range(self._restarts.due(time.monotonic())):
+                self._workers.start_another()
+        for descriptor in self._workers.arrived():
+            self._channel.watch(descriptor)
 
     def _drain(self) -> list[Request | str]:
         now_s = time.monotonic()

@@ -116,7 +116,7 @@ class Rig:
         self.address = f"ipc://{folder}/c"
         self.signals = StopSignals(catch=False)
         self.channel = EngineEnd(self.address)
-        self.hub = Hub(self.channel, Workers([]), self.signals, self.settings.drain_s)
+        self.hub = Hub(self.channel, Workers(), self.signals, self.settings.drain_s)
         self.loop = ServeLoop(engine, self.hub, report_s)
         self.thread = threading.Thread(target=self._run)
         self.error: BaseException | None = None

@@ -33,6 +33,15 @@ def hangs(settings: Settings, listener: socket.socket, address: str, facts: Fact
     asyncio.run(connect())
 
 
+def leaves(settings: Settings, listener: socket.socket, address: str, facts: Facts) -> None:
+    """Connects, and ends at once."""
+
+    async def connect() -> None:
+        EngineClient(address, facts, settings).close()
+
+    asyncio.run(connect())
+
+
 async def _serve(settings: Settings, listener: socket.socket, address: str, facts: Facts) -> None:
     client = EngineClient(address, facts, settings)
 

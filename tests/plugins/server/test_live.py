@@ -126,6 +126,16 @@ def test_killed_processes_end_their_streams_and_no_others(tmp_path: Path) -> Non
         assert all("the engine's process is gone" in answer.detail for answer in wrong)
 
 
+def test_killed_front_ends_are_replaced_and_the_engine_goes_on(tmp_path: Path) -> None:
+    with serving(tmp_path, *QUICK, "server.workers=2") as server:
+        assert faults(asyncio.run(run_streams(server.port, range(20), 20))) == []
+        for pid in server.fronts:
+            os.kill(pid, signal.SIGKILL)
+        assert faults(asyncio.run(run_streams(server.port, range(20), 20))) == []
+        server.wait_for(lambda state: state["totals"]["sampled_tokens"] == 800, SOON_S)
+        assert server.messages.count("died (exit code -9)") == 2
+
+
 def streams_during(server: ServerProcess, tokens: int, act: Callable[[], object]) -> list[Answer]:
     """What is wrong with 40 streams after `act` while they run."""
     with ThreadPoolExecutor(1) as thread:

@@ -184,18 +184,43 @@ def test_killed_front_end_has_its_requests_aborted_and_the_others_go_on():
         assert loop.finished["length"] >= 1
 
 
-def test_server_without_front_ends_gives_up():
+def test_killed_front_end_is_replaced(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+):
+    monkeypatch.setattr("plugins.server.restarts.FIRST_S", 0.01)
+    seen: list[int] = []
+
     def play(url: str, fronts: list[int]) -> None:
         os.kill(fronts[0], signal.SIGKILL)
         until_ended(fronts[0])
+        for number in range(2):
+            caller = Caller(url, f"r{number}", 5)  # connects at once, and waits to be accepted
+            seen.append(caller.front)
+            assert caller.rest()[-1] == "end length"
+            caller.close()
+        assert seen[0] not in fronts
 
-    caught: list[int] = []
-    before = signal.signal(signal.SIGTERM, lambda number, frame: caught.append(number))
+    with running(play) as loop:
+        assert loop.finished == {"length": 2}
+    assert "died (exit code -9), with 0 requests; another one in 0.0 s" in caplog.text
+    assert all(map(ended, seen))
+
+
+def test_server_whose_front_ends_all_die_gives_up(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr("plugins.server.restarts.FIRST_S", 0.01)
+    monkeypatch.setattr("plugins.server.restarts.TRIES", 2)
+    hub, _, _ = start(Settings(port=0), FACTS, stub_front.leaves)
+    end_s = time.monotonic() + SOON_S
+
+    def serve() -> None:
+        while time.monotonic() < end_s:
+            hub.poll(0.05)
+
     try:
-        with pytest.raises(ServerError, match="no front end is left"), running(play):
-            pass
+        with pytest.raises(ServerError, match="no front end is left"):
+            serve()
     finally:
-        signal.signal(signal.SIGTERM, before)
+        hub.close()
 
 
 def test_second_signal_ends_at_once():
@@ -227,18 +252,13 @@ def test_front_end_that_takes_in_nothing_is_killed(monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr("plugins.server.hub.MAX_BACKLOG", 50)
     hub, _, (front,) = start(Settings(port=0), FACTS, stub_front.hangs)
     end_s = time.monotonic() + SOON_S
-
-    def serve() -> None:
-        while time.monotonic() < end_s:
+    try:
+        while not ended(front):
+            assert time.monotonic() < end_s, "it was not killed"
             hub.report({})
             hub.poll(0.01)
-
-    try:
-        with pytest.raises(ServerError):
-            serve()
     finally:
         hub.close()
-    assert ended(front)
 
 
 def test_front_end_that_ends_at_once_stops_the_start():
