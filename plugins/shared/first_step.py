@@ -1,4 +1,4 @@
-"""The first step at which two runs decided differently, with both reasons: what steps.jsonl says."""
+"""The first step at which two runs decided differently, with both reasons (from steps.jsonl)."""
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass

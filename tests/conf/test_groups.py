@@ -24,6 +24,7 @@ NEEDED = {
     "workload=qwen_bailian": ["workload.path=qwen_coder_blksz_16.jsonl"],
     "mode=generate": ["prompt=Hello"],
     "mode=explain": ["run=outputs/some", "request=r-1"],
+    "mode=replay": ["run=outputs/some"],
     "+experiment=engines": ["workload.path=trace.jsonl"],
     "+sink=kernels": ["records=full"],
 }
