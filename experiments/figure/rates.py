@@ -54,7 +54,8 @@ def attainment(runs: Sequence[Run], options: Options) -> LinePlot:
 
 
 def goodput(runs: Sequence[Run], options: Options) -> BarPlot:
-    """Goodput of each policy on each workload, the interval Student's t over seeds."""
+    """Goodput of each policy on each workload: the rate at which the attainment curve of a seed,
+    straight between the rates tried, falls below the target; mean and Student's t over seeds."""
     target = _target(runs, options.slo)
     bars = []
     for workload in dict.fromkeys(str(run.summary["workload"]) for run in runs):
@@ -100,17 +101,28 @@ def highest(rates: Sequence[float], shares: Sequence[float], target: float) -> f
     return best
 
 
+def crossing(rates: Sequence[float], shares: Sequence[float], target: float) -> float:
+    """Where the line through the points at ascending rates first falls below the target: 0 if the
+    first is below it, the last rate if none is."""
+    best, above = 0.0, 0.0
+    for rate, share in zip(rates, shares, strict=True):
+        if share < target:
+            return best + (rate - best) * (above - target) / (above - share) if best else 0.0
+        best, above = rate, share
+    return best
+
+
 def _attained(seeds: dict[int, Run], slo: Slo) -> list[float]:
     return [attained(run, slo) for run in seeds.values()]
 
 
 def _rates_by_seed(places: dict[float, dict[int, Run]], slo: Slo, target: float) -> list[float]:
-    """Goodput of each seed alone; a seed that meets the SLO nowhere counts as 0."""
+    """Goodput of each seed alone; empty if none meets the SLO anywhere."""
     found = []
     for seed in sorted({seed for seeds in places.values() for seed in seeds}):
         own = {rate: seeds[seed] for rate, seeds in places.items() if seed in seeds}
         shares = [attained(run, slo) for run in own.values()]
-        found.append(highest(list(own), shares, target) or 0.0)
+        found.append(crossing(list(own), shares, target))
     return found if any(found) else []
 
 

@@ -19,6 +19,7 @@ EXTRA = {
     "prediction": ["--baseline", "b"],
     "attainment": ["--ttft", "2", "--tpot", "1.5"],
     "goodput": ["--ttft", "3"],
+    "simulation": ["--metric", "ttft_p50", "--metric", "output_tokens_per_s"],
 }
 
 
@@ -60,7 +61,7 @@ def _coarse(monkeypatch):
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_kind_writes_pdf_png_and_the_numbers_drawn(kind, sweep, tmp_path):
-    extra = ["--measured", str(sweep)] if kind == "simulation" else EXTRA.get(kind, [])
+    extra = EXTRA.get(kind, []) + ["--measured", str(sweep)] * (kind == "simulation")
     assert main([kind, str(sweep), "--out", str(tmp_path), *extra]) == 0
     assert (tmp_path / f"{kind}.pdf").read_bytes().startswith(b"%PDF")
     width = {"column": 3.3, "full": 7.0}[KINDS[kind].width]

@@ -4,7 +4,7 @@ import pytest
 
 from core.errors import ConfigError
 from experiments.figure.options import Options, Slo
-from experiments.figure.rates import attained, attainment, goodput, highest, latency_rate
+from experiments.figure.rates import attained, attainment, crossing, goodput, highest, latency_rate
 from experiments.paper.metrics import metric
 from tests.experiments.paper.run_folders import request, write_run
 
@@ -70,7 +70,14 @@ def test_goodput_is_marked_on_the_curve_and_drawn_as_bars(tmp_path):
     assert curve.marks == [("attainment", "a", 2.0)]
     assert [round(y, 6) for y in curve.lines[0].y] == [100, 93, 81]
     (bar,) = goodput(runs, Options()).bars
-    assert (bar.group, bar.label, bar.value, bar.samples) == ("toy", "a", 3.0, 2)
+    assert (bar.group, bar.label, bar.samples) == ("toy", "a", 2)
+    assert bar.value == pytest.approx((4 + (2 + 2 * 0.01 / 0.21)) / 2)
+
+
+def test_curve_of_a_seed_crosses_the_target_between_the_rates_tried():
+    assert crossing([1, 2, 4], [1.0, 0.95, 0.85], 0.9) == pytest.approx(3.0)
+    assert crossing([1, 2], [1.0, 0.9], 0.9) == 2
+    assert crossing([1, 2], [0.8, 0.95], 0.9) == 0.0
 
 
 def test_axis_must_be_a_number(tmp_path):
