@@ -97,3 +97,19 @@ def test_second_hit_admission_and_an_evictor_work_together():
     done = run(engine, arrivals)
     found = [done.records[f"r{number}"].cached_tokens for number in range(12)]
     assert found == [0] * 6 + [32] * 6
+
+
+@pytest.mark.parametrize("name", EVICTORS)
+def test_finds_and_evicts_the_same_with_and_without_overlapping_launches(name):
+    arrivals = [
+        Arrival(5 * number, f"r{number}", 40 + number, 10, shares=(f"r{number % 4}", 32))
+        for number in range(20)
+    ]
+    outcomes = []
+    for overlap in (False, True):
+        done = run(make_engine(pages=14, overlap=overlap, evictor=EVICTORS[name]()), arrivals)
+        found = [done.records[f"r{number}"].cached_tokens for number in range(20)]
+        outcomes.append((found, done.total("pages_evicted")))
+    assert outcomes[0] == outcomes[1]
+    assert sum(outcomes[0][0]) > 0
+    assert outcomes[0][1] > 0
