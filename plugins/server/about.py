@@ -81,6 +81,10 @@ class About:
         missed."""
         return EventStream(self._records(), self._settings.keepalive_s, close=_nothing)
 
+    async def no_steps(self, request: Request) -> Response:
+        """What `steps` begins with."""
+        return Response(media_type=EventStream.media_type)
+
     async def health(self, request: Request) -> Response:
         """This process answers."""
         return json_response({"status": "ok"})

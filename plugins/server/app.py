@@ -19,6 +19,7 @@ from starlette.responses import Response
 from plugins.server import replies, schema
 from plugins.server.about import About
 from plugins.server.client import Client
+from plugins.server.docs import add_docs
 from plugins.server.engine_numbers import gauges, totals
 from plugins.server.errors import ApiError
 from plugins.server.gate import Gate
@@ -36,7 +37,7 @@ Handler = Callable[[Request], Awaitable[Response]]
 def make_app(client: Client, settings: Settings, now: Callable[[], float] = time.time) -> FastAPI:
     """All endpoints of the server. now: Unix time, s."""
     metrics = Metrics(lambda: gauges(client.state()), lambda: totals(client.state()))
-    app = FastAPI(title="Tritium", version="1", docs_url="/docs", redoc_url=None)
+    app = FastAPI(title="Tritium", version="1", docs_url=None, redoc_url=None)
     app.add_middleware(Gate, api_key=settings.api_key, metrics=metrics)
     app.add_exception_handler(ApiError, on_api_error)
     app.add_exception_handler(HTTPException, on_http_error)
@@ -61,6 +62,10 @@ def make_app(client: Client, settings: Settings, now: Callable[[], float] = time
         ("/metrics", about.metrics, None),
     ):
         app.add_api_route(path, get, responses=_responses(answer), response_class=Response)
+        # The server that runs the application leaves the body out.
+        head = about.no_steps if get == about.steps else get
+        app.add_api_route(path, head, methods=["HEAD"], include_in_schema=False)
+    add_docs(app)
     app.openapi = lambda: _openapi(app)  # type: ignore[method-assign]
     return app
 

@@ -5,11 +5,18 @@ import hmac
 from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from plugins.server.docs import DOCS, FILES
 from plugins.server.errors import ApiError
 from plugins.server.metrics import Metrics
 from plugins.server.responses import error_response
 
-OPEN_PATHS = {"/health", "/ready", "/metrics", "/docs", "/openapi.json"}  # no key needed
+OPEN_PATHS = {
+    "/health",
+    "/ready",
+    "/metrics",
+    DOCS,
+    "/openapi.json",
+}  # no key needed, nor for FILES
 
 
 class Gate:
@@ -32,7 +39,11 @@ class Gate:
                 self.metrics.response(path, message["status"])
             await send(message)
 
-        if path in OPEN_PATHS or self._allowed(Headers(scope=scope)):
+        if (
+            path in OPEN_PATHS
+            or path.startswith(f"{FILES}/")
+            or self._allowed(Headers(scope=scope))
+        ):
             try:
                 await self.app(scope, receive, counted)
             except Exception:

@@ -40,6 +40,8 @@ async def on_http_error(request: Request, error: Exception) -> Response:
     elif error.status_code == 405:
         code, message = "method_not_allowed", f"{path} does not take {method}"
     headers = dict(error.headers or {})
+    if headers.get("Allow") == "GET":
+        headers["Allow"] = "GET, HEAD"  # has a route of its own
     return error_response(ApiError(error.status_code, message, code=code, headers=headers))
 
 

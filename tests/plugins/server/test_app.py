@@ -1,5 +1,6 @@
 """What the HTTP side answers, over a fake client: beyond the cases of requests.jsonl."""
 
+import re
 from collections.abc import Iterator
 
 import openai
@@ -155,4 +156,42 @@ def test_the_openapi_page_names_all_endpoints(live: Live) -> None:
     assert (parameter["name"], parameter["in"]) == ("model_id", "path")
     body = page["paths"][TEXT]["post"]["requestBody"]["content"]["application/json"]["schema"]
     assert body["$ref"].rpartition("/")[2] in page["components"]["schemas"]
-    assert live.get("/docs").status_code == 200
+
+
+@pytest.mark.parametrize(
+    "path", ["/v1/models", "/v1/models/MODEL", "/health", "/metrics", "/docs", "/openapi.json"]
+)
+def test_head_is_get_without_a_body(live: Live, path: str) -> None:
+    got, head = live.get(path), live.http.head(live.url + path)
+    assert (head.status_code, head.content) == (200, b"")
+    for name in ("content-type", *(["content-length"] if path != "/metrics" else [])):
+        assert head.headers[name] == got.headers[name]
+
+
+def test_head_of_what_never_ends_does(live: Live) -> None:
+    head = live.http.head(live.url + "/v1/engine/steps")
+    assert (head.status_code, head.content) == (200, b"")
+    assert head.headers["content-type"].startswith("text/event-stream")
+
+
+def test_other_methods_are_told_what_a_path_takes(live: Live) -> None:
+    answer = live.post("/v1/models", {})
+    assert (answer.status_code, answer.headers["allow"]) == (405, "GET, HEAD")
+    assert live.http.head(live.url + TEXT).status_code == 405
+
+
+def test_docs_need_no_network_where_their_files_are_installed(live: Live) -> None:
+    pytest.importorskip("fastapi_offline")
+    page = live.get("/docs").text
+    assert "/openapi.json" in page
+    assert "https://" not in page
+    for name in re.findall(r'(?:src|href)="(/[^"]*)"', page):
+        assert live.get(name).status_code == 200
+        assert len(live.get(name).content) > 1000
+
+
+def test_docs_name_a_network_where_they_are_not(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("plugins.server.docs.find_spec", lambda name: None)
+    with serving(with_facts(tokenizer=None), api_key="s3cr3t") as live:
+        assert 'src="https://' in live.get("/docs").text
+        assert live.get("/docs/files/swagger-ui.css").status_code == 404
