@@ -51,9 +51,14 @@ def run(options: argparse.Namespace) -> str:
     report = markdown(result, baseline, _steps(groups, baseline))
     out = options.out or options.folders[0] / "compare"
     out.mkdir(parents=True, exist_ok=True)
-    write_csv(out / "differences.csv", HEADER, rows(result, baseline))
+    table = rows(result, baseline)
+    write_csv(out / "differences.csv", HEADER, table)
     (out / "compare.md").write_text(report, encoding="utf-8")
     _pareto(groups, options.pareto, out)
+    if options.wandb:
+        from experiments.compare.wandb_run import log_comparison
+
+        log_comparison(table, out, options.wandb, options.group or found[0].position[0] or None)
     return f"{report}\nWritten to {out}"
 
 
@@ -141,6 +146,8 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--closed-loop", action="store_true", help="arrival times may differ between policies"
     )
+    parser.add_argument("--wandb", metavar="PROJECT", help="log it as a run there, too")
+    parser.add_argument("--group", help="of that run; default: the first run's sweep")
     parser.add_argument("--out", type=Path, help="default: FOLDER/compare")
     return parser
 

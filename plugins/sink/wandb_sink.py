@@ -73,7 +73,7 @@ class Wandb:
             "dir": str(folder),
             "reinit": "create_new",
         }
-        return WandbSink(_start(options, self.mode or os.environ.get("WANDB_MODE")))
+        return WandbSink(start_run(options, self.mode or os.environ.get("WANDB_MODE")))
 
 
 class WandbSink:
@@ -155,7 +155,8 @@ def _bitmap(figure: Figure) -> Image.Image:
     return Image.open(png)
 
 
-def _start(options: dict[str, Any], mode: Any) -> Any:
+def start_run(options: dict[str, Any], mode: Any) -> Any:
+    """wandb.init(**options). mode: as of Wandb, with its fall-back and its ConfigError."""
     settings = wandb.Settings(silent=True, console="off", init_timeout=INIT_TIMEOUT_S)
     if mode is None:
         if not wandb.login(prompt=False, verify=False):

@@ -12,6 +12,7 @@ from experiments.paper.folders import find_runs
 from experiments.paper.groups import arrange
 from experiments.paper.metrics import metric
 from tests.experiments.paper.run_folders import request, step, write_run
+from tests.plugins.sink.wandb_file import of_kind, records
 
 ROWS = [request("a", 0.0, 1.0), request("b", 1.0, 3.0)]
 
@@ -133,6 +134,27 @@ def test_command_writes_table_plot_and_first_step(tmp_path, capsys):
     assert "Decisions differ from step 2 on." in text
     assert "preempted b by own: own says so" in text
     assert (out / "compare.md").read_text() in text
+
+
+def test_comparison_is_a_run_in_the_sweeps_group(tmp_path, monkeypatch):
+    monkeypatch.setenv("WANDB_MODE", "offline")
+    monkeypatch.setenv("WANDB__DISABLE_STATS", "true")
+    for name in ("CONFIG", "CACHE", "DATA"):
+        monkeypatch.setenv(f"WANDB_{name}_DIR", str(tmp_path / name.lower()))
+    latency = {"latency": {"e2e_s": {"p99": 2.0}}}
+    for policy in ("base", "own"):
+        summary = {**throughput(2.0), **latency, "sweep": {"folder": "swept", "position": 0}}
+        write_run(tmp_path / "runs", policy, 0, ROWS, summary)
+    out = tmp_path / "out"
+    arguments = [str(tmp_path / "runs"), "--baseline", "base", "--out", str(out)]
+    assert main([*arguments, "--wandb", "papers"]) == 0
+    (folder,) = (out / "wandb").glob("offline-run-*")
+    found = records(folder)
+    (run,) = of_kind(found, "run")
+    assert (run.project, run.run_group, run.job_type) == ("papers", "swept", "compare")
+    files = {one.path for record in of_kind(found, "files") for one in record.files}
+    assert any(path.startswith("media/table/differences") for path in files)
+    assert any(path.startswith("media/images/pareto") for path in files)
 
 
 def test_command_says_what_is_wrong(tmp_path, capsys):

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import wandb
 from wandb.proto import wandb_internal_pb2
 
 HEADER = b":W&B"
@@ -15,7 +16,9 @@ FULL, FIRST, MIDDLE, LAST = 1, 2, 3, 4
 
 
 def records(folder: Path) -> list[Any]:
-    """All records of a run's folder (offline-run-...), in order."""
+    """All records of a run's folder (offline-run-...), in order. Ends wandb's service first, which
+    may still be writing after a run's finish."""
+    wandb.teardown()
     (file,) = folder.glob("run-*.wandb")
     found = []
     for data in _messages(file.read_bytes()):
