@@ -1,23 +1,27 @@
 """Mode bench: serve a workload to its end and measure it."""
 
 import logging
+from collections import deque
 from collections.abc import Sequence
 from typing import Any
 
 from core.engine import Engine
 from core.queries import StepEvent
+from core.records import RequestRecord
 from core.request import Request
 from plugins.mode.device_lock import check_lock, lock_of
 from plugins.mode.outlet import Outlet
 from plugins.mode.pending import Pending
 from plugins.mode.progress import ProgressBar
+from plugins.mode.request_totals import RequestTotals
 from plugins.mode.run_facts import check_all_asked, head, summary_of_hooks
 from plugins.mode.running import running
 from plugins.mode.step_totals import StepTotals
-from plugins.mode.summary import summarise
+from plugins.mode.summary import summary_of
 from plugins.mode.warm_up import warm_up
 from plugins.shared.clocks import RealClock
 from plugins.shared.measure import Window
+from plugins.shared.prediction_error import MeasuredPredictor
 from plugins.shared.run_info import SinkQuery
 from plugins.shared.session import ClosedLoop, Session, closed_loop, described
 
@@ -69,8 +73,9 @@ class Bench:
         query, compiled = SinkQuery(session.run, str(session.folder)), Compiled(engine)
         outlet.open(session.hooks.build_all("build_sink", query))
         try:
-            totals, window = self._replay(session, engine, requests)
-            summary = self._summary(session, engine, totals, window)
+            engine.state.predictor = predictor = MeasuredPredictor(engine.state.predictor)
+            summary = self._summary(session, *self._replay(session, engine, requests))
+            summary["prediction"] = predictor.error()
             summary["compiled"] = compiled.summary()
             session.hooks.notify("on_run_end", summary)
         except BaseException as error:
@@ -81,13 +86,15 @@ class Bench:
 
     def _replay(
         self, session: Session, engine: Engine, requests: Sequence[Request]
-    ) -> tuple[StepTotals, Window]:
-        """Submit by arrival time, step until nothing is left."""
+    ) -> tuple[RequestTotals, StepTotals]:
+        """Submit by arrival time, step until nothing is left. A request that has ended is counted
+        once those who came meanwhile are in, and let go."""
         memory, clock = engine.state.memory, session.clock
         totals = StepTotals(memory.page_size, memory.ledger.num_pages)
         pending, closed = Pending(requests), closed_loop(session.workload)
         num_requests = len(requests) if closed is None else closed.total_requests
         window = Window(num_requests, session.measure)
+        ended, counted = deque[RequestRecord](), RequestTotals(window, session.slo)
         session.hooks.notify("on_run_start", session.run)
         if isinstance(clock, RealClock):
             clock.restart()
@@ -97,26 +104,32 @@ class Bench:
                     request = pending.pop()
                     window.arrived(request.arrival_s)
                     engine.submit(request)
+                while ended:
+                    counted.add(record := ended.popleft())
+                    del engine.records[record.request_id]
                 event = engine.step(pending.next_s)
                 if event is not None:
                     totals.measure_from_s, totals.measure_to_s = window.from_s, window.to_s
                     totals.add(event.record)
                     bar.update(event)
+                    ended.extend(event.finished)
                     if closed is not None:
                         _follow_up(closed, event, pending)
                 if pending and (engine.stalled or not engine.has_work):
                     clock.wait_until(pending.next_s)
-        return totals, window
+        for record in engine.records.values():
+            counted.add(record)
+        return counted, totals
 
     def _summary(
-        self, session: Session, engine: Engine, totals: StepTotals, window: Window
+        self, session: Session, counted: RequestTotals, totals: StepTotals
     ) -> dict[str, Any]:
-        run, records = session.run, list(engine.records.values())
+        run = session.run
         return {
             **head(session, self.name, session.workload.name),
             "device": session.device,
             "simulated": run.manifest["executor"].get("step_time"),
-            **summarise(records, totals, window, session.slo),
+            **summary_of(counted, totals),
             "hooks": run.hooks,
             "plugins": summary_of_hooks(session.hooks),
         }

@@ -17,8 +17,9 @@ from plugins.mode.load_replay import Replay
 from plugins.mode.outlet import Outlet
 from plugins.mode.progress import ProgressBar
 from plugins.mode.run_facts import head, summary_of_hooks
+from plugins.mode.samples import distribution
 from plugins.mode.step_totals import StepTotals
-from plugins.mode.summary import distribution, summarise
+from plugins.mode.summary import summarise
 from plugins.shared.clocks import RealClock
 from plugins.shared.event_loop import allow_many_files, run_loop
 from plugins.shared.measure import Window, window_of

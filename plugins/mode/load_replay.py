@@ -15,7 +15,7 @@ from plugins.mode.load_answer import Answer, record_of
 from plugins.mode.load_client import LoadClient
 from plugins.mode.outlet import Outlet
 from plugins.mode.progress import EVERY_S, ProgressBar
-from plugins.mode.summary import distribution
+from plugins.mode.samples import distribution
 from plugins.shared.clocks import RealClock
 from plugins.shared.metrics import completed
 

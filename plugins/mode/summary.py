@@ -24,7 +24,8 @@ With a warm-up or drain cut (plugins/shared/measure.py) requests that arrived ou
 enter nothing but `measured.left_out`, steps that began outside it nothing, and throughput is what
 came within it, whoever it was for.
 
-Percentiles interpolate linearly. An empty set gives None; no number is ever NaN or infinite.
+Percentiles interpolate linearly; of more than 4 million token gaps they are those of bins 0.05 %
+wide (plugins/mode/samples.py). An empty set gives None; no number is ever NaN or infinite.
 """
 
 import math
@@ -36,20 +37,9 @@ import numpy as np
 
 from core.records import RequestRecord
 from core.request import FinishReason
+from plugins.mode.request_totals import RequestTotals, totals_of
 from plugins.mode.step_totals import StepTotals
-from plugins.shared.measure import Slo, Window, tokens_within
-from plugins.shared.metrics import (
-    COMPLETED,
-    completed,
-    e2e_s,
-    queue_s,
-    token_gaps_s,
-    tpot_s,
-    ttft_s,
-)
-
-PERCENTILES = (50, 90, 99)
-OUTPUT_WEIGHT = 2.0  # of an output token against a prompt token, in a client's service
+from plugins.shared.measure import Slo, Window
 
 
 def summarise(
@@ -58,55 +48,38 @@ def summarise(
     window: Window | None = None,
     slo: Slo | None = None,
 ) -> dict[str, Any]:
+    """As `summary_of`, of requests that are all at hand, ended or not."""
+    return summary_of(totals_of(records, window, slo), steps)
+
+
+def summary_of(requests: RequestTotals, steps: StepTotals) -> dict[str, Any]:
     """All metrics of a run as nested dicts of JSON-safe values (see the module's docstring).
 
-    records: every request submitted, ended or not. window: what counts of them, None = all; it must
-    have cut `steps` too. slo: None or without limits = no attainment. Times are seconds of the
-    run's clock, names ending in _us microseconds.
+    The requests' window must have cut `steps` too. Times are seconds of the run's clock, names
+    ending in _us microseconds.
     """
-    all_records = list(records)
-    cut = window if window is not None and window.cuts else None
-    chosen = all_records if cut is None else [r for r in all_records if cut.holds(r.arrival_s)]
-    done = completed(chosen)
-    seen = [r for r in chosen if r.admitted_s is not None]
-    span_s = _span_s(chosen, steps, cut)
+    counts = requests.counts
+    span_s = _span_s(requests, steps)
     duration_s = None if span_s is None else span_s[1] - span_s[0]
     return {
-        "requests": _requests(chosen),
-        "measured": _measured(cut, len(chosen), len(all_records)),
+        "requests": _requests(requests),
+        "measured": _measured(requests.cut, counts["accepted"], requests.seen),
         "duration_s": duration_s,
-        "throughput": _throughput(done, duration_s)
-        if cut is None or span_s is None
-        else _throughput_within(completed(all_records), *span_s),
-        "slo": None if slo is None or not slo.given else _attainment(chosen, slo, duration_s),
-        "latency": _latency(done),
-        "tokens": _tokens(chosen, done, steps),
-        "hit_rate": _ratio(sum(r.cached_tokens for r in seen), sum(r.prompt_tokens for r in seen)),
+        "throughput": _throughput(requests, duration_s),
+        "slo": None if requests.slo is None else _attainment(requests, requests.slo, duration_s),
+        "latency": requests.latency(),
+        "tokens": _tokens(counts, steps),
+        "hit_rate": _ratio(counts["admitted_cached"], counts["admitted_prompt"]),
         "recompute_tax": _ratio(steps.counts["recomputed_tokens"], _computed(steps)),
         "preemptions": steps.counts["preemptions"],
-        "requests_preempted": sum(r.preemptions > 0 for r in chosen),
+        "requests_preempted": counts["preempted"],
         "evicted_pages": steps.counts["pages_evicted"],
         "kv": _kv(steps),
         "waste": _waste(steps),
         "batch": _batch(steps),
         "steps": _steps(steps),
         "graphs": _graphs(steps),
-        "fairness": _fairness(chosen),
-    }
-
-
-def distribution(samples: Iterable[float | None]) -> dict[str, float | int | None]:
-    """count, mean, p50, p90, p99 and max of what is not None; all but count None if nothing is."""
-    values = np.array([value for value in samples if value is not None], dtype=np.float64)
-    names = [f"p{q}" for q in PERCENTILES]
-    if not len(values):
-        return {"count": 0, "mean": None, **dict.fromkeys(names), "max": None}
-    ranks = np.percentile(values, PERCENTILES)
-    return {
-        "count": len(values),
-        "mean": float(values.mean()),
-        **{name: float(rank) for name, rank in zip(names, ranks, strict=True)},
-        "max": float(values.max()),
+        "fairness": _fairness(requests.service),
     }
 
 
@@ -118,14 +91,14 @@ def jain_index(service: Sequence[float]) -> float | None:
     return _ratio(float(values.sum() ** 2), float(len(values) * np.square(values).sum()))
 
 
-def _requests(records: list[RequestRecord]) -> dict[str, Any]:
-    reasons = Counter(r.finish_reason for r in records if r.finish_reason)
+def _requests(requests: RequestTotals) -> dict[str, Any]:
+    reasons = requests.reasons
     return {
-        "accepted": len(records),
-        "completed": sum(reasons[name] for name in COMPLETED),
-        "unfinished": len(records) - reasons.total(),
+        "accepted": requests.counts["accepted"],
+        "completed": requests.counts["completed"],
+        "unfinished": reasons[""],
         "finish_reasons": {reason.value: reasons[reason.value] for reason in FinishReason},
-        "first_error": next((r.error for r in records if r.error), None),
+        "first_error": requests.first_error,
     }
 
 
@@ -136,81 +109,53 @@ def _measured(cut: Window | None, num_chosen: int, num_all: int) -> dict[str, An
     return {"from_s": start_s, "to_s": end_s, "left_out": num_all - num_chosen}
 
 
-def _span_s(
-    records: list[RequestRecord], steps: StepTotals, cut: Window | None
-) -> tuple[float, float] | None:
+def _span_s(requests: RequestTotals, steps: StepTotals) -> tuple[float, float] | None:
     """First arrival to the last step's or request's end, within the window."""
-    ends = [r.finished_s for r in records if r.finished_s is not None]
-    if steps.last_end_s is not None:
-        ends.append(steps.last_end_s)
-    if not records or not ends:
+    ends = [end for end in (requests.last_end_s, steps.last_end_s) if end is not None]
+    if requests.first_arrival_s is None or not ends:
         return None
-    start_s, end_s = min(r.arrival_s for r in records), max(ends)
-    return start_s, end_s if cut is None else min(end_s, cut.to_s)
+    end_s = max(ends)
+    return requests.first_arrival_s, end_s if requests.cut is None else min(
+        end_s, requests.cut.to_s
+    )
 
 
-def _throughput(done: list[RequestRecord], duration_s: float | None) -> dict[str, float | None]:
-    output = sum(r.output_tokens for r in done)
-    prompt = sum(r.prompt_tokens for r in done)
+def _throughput(requests: RequestTotals, duration_s: float | None) -> dict[str, float | None]:
+    """With a window: what came in its time, whoever it was for; a prompt counts with the first
+    token."""
+    names = ("prompt", "output", "completed")
+    if requests.cut is not None:
+        names = ("prompt_within", "output_within", "ended_within")
+    prompt, output, ended = (requests.counts[name] for name in names)
     return {
         "output_tokens_per_s": _ratio(output, duration_s),
         "total_tokens_per_s": _ratio(prompt + output, duration_s),
-        "requests_per_s": _ratio(len(done), duration_s),
-    }
-
-
-def _throughput_within(
-    done: list[RequestRecord], from_s: float, to_s: float
-) -> dict[str, float | None]:
-    """What came in that time, whoever it was for: a prompt counts with the first token."""
-    output = sum(tokens_within(r, from_s, to_s) for r in done)
-    firsts = [(r.first_token_s, r.prompt_tokens) for r in done]
-    prompt = sum(tokens for at, tokens in firsts if at is not None and from_s <= at <= to_s)
-    ended = sum(from_s <= r.finished_s <= to_s for r in done if r.finished_s is not None)
-    return {
-        "output_tokens_per_s": _ratio(output, to_s - from_s),
-        "total_tokens_per_s": _ratio(prompt + output, to_s - from_s),
-        "requests_per_s": _ratio(ended, to_s - from_s),
+        "requests_per_s": _ratio(ended, duration_s),
     }
 
 
 def _attainment(
-    records: list[RequestRecord], slo: Slo, duration_s: float | None
+    requests: RequestTotals, slo: Slo, duration_s: float | None
 ) -> dict[str, float | None]:
     """Over all requests that count: one that failed misses its limits."""
-    kept = sum(map(slo.kept, records))
+    kept = requests.counts["kept"]
     return {
         "ttft_s": slo.ttft_s,
         "tpot_s": slo.tpot_s,
         "itl_s": slo.itl_s,
         "target": slo.attainment,
-        "attainment": _ratio(kept, len(records)),
+        "attainment": _ratio(kept, requests.counts["accepted"]),
         "requests_per_s": _ratio(kept, duration_s),
     }
 
 
-def _latency(done: list[RequestRecord]) -> dict[str, Any]:
-    outputs = [(e2e_s(r), r.output_tokens) for r in done]
+def _tokens(counts: Counter[str], steps: StepTotals) -> dict[str, int]:
     return {
-        "ttft_s": distribution(ttft_s(r) for r in done),
-        "itl_s": distribution(token_gaps_s(done).tolist()),
-        "tpot_s": distribution(tpot_s(r) for r in done),
-        "e2e_s": distribution(e2e_s(r) for r in done),
-        "normalised_s": distribution(_ratio(seconds, tokens) for seconds, tokens in outputs),
-        "queue_s": distribution(queue_s(r) for r in done),
-    }
-
-
-def _tokens(
-    records: list[RequestRecord], done: list[RequestRecord], steps: StepTotals
-) -> dict[str, int]:
-    output = sum(r.output_tokens for r in done)
-    return {
-        "prompt": sum(r.prompt_tokens for r in done),
-        "output": output,
-        "output_of_incomplete": sum(r.output_tokens for r in records) - output,
-        "cached": sum(r.cached_tokens for r in records),
-        "resumed_cached": sum(r.resumed_cached_tokens for r in records),
+        "prompt": counts["prompt"],
+        "output": counts["output"],
+        "output_of_incomplete": counts["all_output"] - counts["output"],
+        "cached": counts["cached"],
+        "resumed_cached": counts["resumed_cached"],
         "computed": _computed(steps),
         "prefill": steps.counts["prefill_tokens"],
         "decode": steps.counts["decode_tokens"],
@@ -270,12 +215,7 @@ def _graphs(steps: StepTotals) -> dict[str, Any]:
     }
 
 
-def _fairness(records: list[RequestRecord]) -> dict[str, Any]:
-    service: dict[str, float] = {}
-    for r in records:
-        service.setdefault(r.client, 0.0)
-        if r.admitted_s is not None or r.first_token_s is not None:  # a client sees tokens alone
-            service[r.client] += r.prompt_tokens + OUTPUT_WEIGHT * r.output_tokens
+def _fairness(service: dict[str, float]) -> dict[str, Any]:
     return {"clients": len(service), "jain_index": jain_index(list(service.values()))}
 
 

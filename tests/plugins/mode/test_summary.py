@@ -8,8 +8,9 @@ import numpy as np
 import pytest
 
 from core.records import Choice, ChoiceRecord, RequestRecord, StepRecord
+from plugins.mode.samples import distribution
 from plugins.mode.step_totals import StepTotals
-from plugins.mode.summary import distribution, jain_index, summarise
+from plugins.mode.summary import jain_index, summarise
 from plugins.shared.measure import Measure, Slo, window_of
 from plugins.shared.metrics import token_gaps_s, tpot_s, ttft_s
 

@@ -3,9 +3,9 @@
 import numpy as np
 import pytest
 
-from plugins.predictor.error import MeasuredPredictor, prediction_error, rank_correlation
 from plugins.predictor.max_tokens_share import MaxTokensShare
 from plugins.predictor.oracle import Oracle
+from plugins.shared.prediction_error import MeasuredPredictor, prediction_error, rank_correlation
 from tests.engine_harness import Arrival, make_engine, run
 
 
