@@ -14,20 +14,20 @@ WORKLOADS: Mapping[str, Overrides] = {
         "workload=azure_conv",
         "workload.num_requests=600",
         "workload.start={seed}000",
-        "workload.rate_scale=8",
+        "workload.rate_scale=12",
         "workload.max_prompt=4096",
     ),
     "code": (
         "workload=azure_code",
         "workload.num_requests=400",
         "workload.start={seed}000",
-        "workload.rate_scale=12",
+        "workload.rate_scale=24",
         "workload.max_prompt=4096",
     ),
     "long_answers": (
         "workload=synthetic",
         "workload.num_requests=400",
-        "workload.rate=40",
+        "workload.rate=60",
         "workload.prompt={kind: lognormal, median: 128, sigma: 1.0, low: 8, high: 2048}",
         "workload.output={kind: lognormal, median: 256, sigma: 1.0, low: 8, high: 2048}",
     ),
@@ -49,9 +49,10 @@ POLICIES: Mapping[str, Overrides] = {
     "prefill_first": ("batching=prefill_first",),
 }
 ENGINE: Overrides = (
-    "engine.pool_tokens=32768",
+    "engine.pool_tokens=16384",
     "engine.max_num_seqs=256",
     "engine.max_model_len=8192",
+    "defaults_behind.prompt_fits.growth_share=0.0",  # victims are needed
 )
 SIDES = ("device", "simulated")
 
