@@ -10,6 +10,9 @@ from typing import Any
 import pytest
 
 FOLDER = Path(__file__).resolve().parent
+MOST_BROKEN = 2
+"""Failures of a check that the table repeats."""
+
 SUBJECT = pytest.StashKey[Any]()
 
 
@@ -80,7 +83,9 @@ def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> Non
     write(f"{'check':<56} {'passed':>6} {'failed':>6}")
     for check, line in sorted(checks.items()):
         write(f"{check:<56} {line['passed']:>6} {line['failed']:>6}")
-        for text in dict.fromkeys([*line["broken"], *line["notes"]]):
+        broken = list(dict.fromkeys(line["broken"]))
+        rest = [f"and {len(broken) - MOST_BROKEN} more"] if len(broken) > MOST_BROKEN else []
+        for text in [*broken[:MOST_BROKEN], *rest, *dict.fromkeys(line["notes"])]:
             write(f"    {text}")
 
 
