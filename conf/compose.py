@@ -79,16 +79,17 @@ def make_job(
 
 
 def default_nodes(job: Job) -> Nodes:
-    """Plugin name -> (where it stands, its node), of groups but empty ones, defaults_behind, sinks.
+    """Plugin name -> (where it stands, its node), of defaults_behind, sinks, and groups but empty
+    ones, which are asked first: the executor knows its step times, a batching may gate admission.
 
     One that `plugins` names again is left out: the same plugin, asked first, is behind itself.
     """
     nodes: Nodes = {}
+    for collection in ("defaults_behind", "sinks"):
+        nodes.update(_collection(job, collection))
     for group in PLUGIN_GROUPS:
         if job.config[group]:  # `none` of an executor that needs no such part
             nodes[_group_name(job, group)] = (group, job.config[group])
-    for collection in ("defaults_behind", "sinks"):
-        nodes.update(_collection(job, collection))
     again = {
         name
         for name, (_, node) in plugin_nodes(job).items()
@@ -119,7 +120,8 @@ def _missing(value: Any, path: str = "") -> list[str]:
 
 
 def _collection(job: Job, collection: str) -> Nodes:
-    nodes = job.config.get(collection) or {}
+    given = job.config.get(collection) or {}
+    nodes = {name: node for name, node in given.items() if node is not None}  # null leaves one out
     for name, node in nodes.items():
         if not isinstance(node, Mapping):
             raise ConfigError(

@@ -17,7 +17,7 @@ from core.errors import ConfigError, InvariantError
 from core.hookspecs import hookimpl
 from core.launch import Launch, LaunchResult, PoolLayout, RowSetup
 from core.protocols import StepTimeModel
-from core.queries import ExecutorQuery
+from core.queries import ExecutorQuery, StepTimeQuery
 from plugins.executor.script import POSITION, mix, stream_start
 from plugins.shared.clocks import VirtualClock
 
@@ -72,6 +72,11 @@ class Simulated:
         self.host_s = fixed_s
         self.host_row_s = row_s
         self.graph_sizes = sizes
+
+    @hookimpl
+    def build_step_time_model(self, query: StepTimeQuery) -> StepTimeModel:
+        """What stands for the device: a simulation knows its own times."""
+        return self.step_time
 
     @hookimpl
     def build_executor(self, query: ExecutorQuery) -> "SimulatedExecutor":
