@@ -59,6 +59,7 @@ def test_any_listed_end_token_stops_like_transformers(tmp_path: Path) -> None:
 
 
 def test_rows_beyond_the_tokenizer_are_cut_off(tmp_path: Path) -> None:
+    """M12: padding of a head is in no logits, so it is neither drawn nor listed."""
     save_tiny("llama", tmp_path, vocab_size=192)
     rewrite(tmp_path, lambda t: t["lm_head.weight"][150].mul_(50))
     assert load(tmp_path).vocab_size == 192

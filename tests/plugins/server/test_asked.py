@@ -364,6 +364,7 @@ def test_chat_has_one_bos():
 
 
 def test_chat_without_a_template_is_refused_and_completions_work():
+    """H23."""
     of = changed(tokenizer=tokenizer_with_bos(None))
     error = refusal(chat, of)
     assert error.status == 400

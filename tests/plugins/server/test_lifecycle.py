@@ -28,6 +28,7 @@ def hasty() -> Iterator[Live]:
 
 
 def test_silence_is_filled_with_comments_and_headers_come_at_once(live: Live) -> None:
+    """H18."""
     with (
         live.scripted(held_at=0) as client,
         live.http.stream("POST", live.url + CHAT, json=talk(stream=True)) as answer,

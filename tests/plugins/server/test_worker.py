@@ -100,6 +100,7 @@ def test_streams_of_two_workers_equal_plain_answers_and_metrics_add_up():
 
 
 def test_sigterm_lets_streams_end_and_answers_503_meanwhile():
+    """L02; that the command then exits with 0 is in tests/plugins/mode/test_load.py."""
     fake = fake_of(SLOW_S)
 
     def play(url: str) -> None:
