@@ -96,6 +96,7 @@ class SimulatedExecutor:
     def __init__(self, plugin: Simulated, clock: Clock, engine: EngineConfig) -> None:
         self.vocab_size = plugin.vocab_size
         self.max_model_len = plugin.max_model_len
+        self.step_time = plugin.step_time
         self._plugin = plugin
         self._clock = clock
         self._memory_share = engine.memory_share

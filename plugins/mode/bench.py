@@ -9,6 +9,7 @@ from core.engine import Engine
 from core.queries import StepEvent
 from core.records import RequestRecord
 from core.request import Request
+from plugins.mode.bounds import Bounds
 from plugins.mode.device_lock import check_lock, lock_of
 from plugins.mode.outlet import Outlet
 from plugins.mode.pending import Pending
@@ -39,6 +40,7 @@ class Bench:
     """
 
     name = "bench"  # in summaries
+    bounded = False  # with plugins/mode/bounds.py
 
     def __init__(self, warmup: bool = True, lock: str = "fail") -> None:
         check_lock(lock)
@@ -70,6 +72,7 @@ class Bench:
         self, session: Session, engine: Engine, outlet: Outlet, requests: Sequence[Request]
     ) -> dict[str, Any]:
         """Serve the requests with sinks that open now and close with the summary."""
+        bounds = self._bounds(session, engine, requests) if self.bounded else None
         query, compiled = SinkQuery(session.run, str(session.folder)), Compiled(engine)
         outlet.open(session.hooks.build_all("build_sink", query))
         try:
@@ -77,12 +80,19 @@ class Bench:
             summary = self._summary(session, *self._replay(session, engine, requests))
             summary["prediction"] = predictor.error()
             summary["compiled"] = compiled.summary()
+            summary["bounds"] = None if bounds is None else bounds.summary()
             session.hooks.notify("on_run_end", summary)
         except BaseException as error:
             outlet.fail(error)
             raise
         outlet.close(session.run, summary)
         return summary
+
+    def _bounds(self, session: Session, engine: Engine, requests: Sequence[Request]) -> Bounds:
+        """Bounds of this run, fed from now on."""
+        bounds = Bounds(engine, None if closed_loop(session.workload) else requests)
+        engine.sinks.append(bounds)
+        return bounds
 
     def _replay(
         self, session: Session, engine: Engine, requests: Sequence[Request]

@@ -10,12 +10,16 @@ from plugins.shared.session import Session
 
 class Simulate:
     """Bench without a device: the same replay, records and summary. The summary's `simulated` holds
-    what stood for the device and how far its times are from measured ones."""
+    what stood for the device and how far its times are from measured ones. bounds: with what its
+    requests could have had at most (plugins/mode/bounds.py)."""
+
+    def __init__(self, bounds: bool = False) -> None:
+        self.bounds = bounds
 
     def run(self, session: Session) -> dict[str, Any]:
         """Run it; returns the summary. Raises ConfigError under a real clock."""
         virtual = isinstance(session.clock, VirtualClock)
         require(virtual, "clock", "virtual in mode=simulate", "real")
         bench = Bench(warmup=False, lock="off")
-        bench.name = "simulate"
+        bench.name, bench.bounded = "simulate", self.bounds
         return bench.run(session)

@@ -64,6 +64,8 @@ class ConsoleSink:
         )
         if summary.get("simulated"):
             show(escape(simulated_by(summary["simulated"])), highlight=False)
+        if summary.get("bounds"):
+            show(beside_bounds(summary), highlight=False)
         show(_results(summary, self._terminal.width >= WIDE))
         show(_latencies(summary["latency"]))
         if self._show_plugins and summary.get("plugins"):
@@ -83,6 +85,21 @@ def simulated_by(simulated: dict[str, Any]) -> str:
         worth = f"error {_share(error['mape'])} over {error['points']} steps held out of the fit"
     of = f" ({names})" if names else ""
     return f"simulated by {simulated['source']}{of}, {worth}"
+
+
+def beside_bounds(summary: dict[str, Any]) -> str:
+    """A simulated run beside what its requests could have had (plugins/mode/bounds.py)."""
+    bounds = summary["bounds"]
+    slow = bounds["e2e_slowdown"]
+    parts = [
+        f"load {_share(bounds['load'])} of what any schedule could serve",
+        f"E2E {slow['p50']:.2f} (p50) and {slow['p99']:.2f} (p99) times that of a request alone",
+    ]
+    if bounds["min_hit_rate"] is not None:
+        found, best = _share(summary["hit_rate"]), _share(bounds["min_hit_rate"])
+        without_end = _share(bounds["infinite_hit_rate"])
+        parts.append(f"hit rate {found} of {best} (MIN), {without_end} (cache without end)")
+    return "bounds: " + "; ".join(parts)
 
 
 def _results(summary: dict[str, Any], wide: bool) -> Table:

@@ -4,7 +4,7 @@ from pathlib import Path
 
 from plugins.executor.simulated import Simulated
 from plugins.mode.simulate import Simulate
-from plugins.sink.console import Console, simulated_by
+from plugins.sink.console import Console, beside_bounds, simulated_by
 from plugins.step_time.roofline import Roofline
 from plugins.workload.synthetic import Synthetic
 from tests.plugins.mode.mode_session import VOCAB, make_session
@@ -21,6 +21,21 @@ def test_error_of_a_calibration_is_said():
 def test_model_that_was_never_compared_says_so():
     told = {"source": "fixed", "error": None}
     assert simulated_by(told) == "simulated by fixed, never compared with a device"
+
+
+def test_bounds_stand_in_one_line():
+    bounds = {
+        "load": 0.5,
+        "e2e_slowdown": {"p50": 1.25, "p99": 3.0},
+        "min_hit_rate": 0.4,
+        "infinite_hit_rate": 0.6,
+    }
+    assert beside_bounds({"bounds": bounds, "hit_rate": 0.3}) == (
+        "bounds: load 50.0 % of what any schedule could serve; E2E 1.25 (p50) and 3.00 (p99) times"
+        " that of a request alone; hit rate 30.0 % of 40.0 % (MIN), 60.0 % (cache without end)"
+    )
+    none = bounds | {"load": None, "min_hit_rate": None, "infinite_hit_rate": None}
+    assert "hit rate" not in beside_bounds({"bounds": none, "hit_rate": 0.3})
 
 
 def test_simulated_run_prints_the_line_and_another_does_not(tmp_path: Path, capsys):
