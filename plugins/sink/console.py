@@ -126,7 +126,7 @@ def _output_rows(summary: dict[str, Any]) -> list[tuple[str, str]]:
     ended = {name: count for name, count in requests["finish_reasons"].items() if count}
     if requests["unfinished"]:
         ended["unfinished"] = requests["unfinished"]
-    return [
+    rows = [
         ("output tokens/s", _number(rates["output_tokens_per_s"])),
         ("total tokens/s", _number(rates["total_tokens_per_s"])),
         ("requests/s", _number(rates["requests_per_s"])),
@@ -134,6 +134,11 @@ def _output_rows(summary: dict[str, Any]) -> list[tuple[str, str]]:
         ("requests", f"{requests['completed']} of {requests['accepted']} completed"),
         ("finish reasons", ", ".join(f"{name} {count}" for name, count in ended.items()) or ABSENT),
     ]
+    if summary["slo"]:
+        rows.append(("requests within SLO", _share(summary["slo"]["attainment"])))
+    if summary["measured"]["left_out"]:
+        rows.append(("not counted", f"{summary['measured']['left_out']} (warm-up, drain)"))
+    return rows
 
 
 def _engine_rows(summary: dict[str, Any]) -> list[tuple[str, str]]:

@@ -5,8 +5,10 @@ from pathlib import Path
 
 import pytest
 
+from core.records import RequestRecord
 from plugins.mode.step_totals import StepTotals
 from plugins.mode.summary import summarise
+from plugins.shared.measure import Measure, Slo, window_of
 from plugins.shared.run_info import SinkQuery
 from plugins.sink.console import Console
 from tests.plugins.sink.sink_run import RUN, feed
@@ -64,6 +66,21 @@ def test_empty_run_prints_dashes(tmp_path: Path, capsys: pytest.CaptureFixture[s
     sink = Console().build_sink(query=SinkQuery(RUN, str(tmp_path)))
     sink.close(RUN, summarise([], StepTotals(16, 10)))
     assert "0 of 0 completed" in capsys.readouterr().out
+
+
+def test_what_was_promised_and_what_is_not_counted_is_said(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    sink = Console().build_sink(query=SinkQuery(RUN, str(tmp_path)))
+    window = window_of([0.0, 1.0, 2.0, 3.0], Measure(warm_up=0.5))
+    records = [
+        RequestRecord(f"r{at}", "", float(at), 5, finished_s=9.0, finish_reason="error")
+        for at in range(4)
+    ]
+    sink.close(RUN, summarise(records, StepTotals(16, 10), window, Slo(ttft_s=1.0)))
+    out = capsys.readouterr().out
+    assert re.search(r"requests within SLO +0.0 %", out)
+    assert re.search(r"not counted +2 \(warm-up, drain\)", out)
 
 
 def test_names_with_brackets_are_not_taken_for_markup(
