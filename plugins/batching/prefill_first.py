@@ -16,6 +16,7 @@ class PrefillFirst:
     """token_budget: tokens of a step, None = the engine's limit. Longer prompts are cut."""
 
     steady = True
+    starves = "streams stand still while prompts keep coming"
 
     def __init__(self, token_budget: int | None = None) -> None:
         require(

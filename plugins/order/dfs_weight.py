@@ -43,6 +43,8 @@ class DfsWeight:
     """min_tokens: shorter common prefixes do not count. window: how many of the oldest are put
     into the tree; the others follow by arrival."""
 
+    starves = "a lighter subtree waits while a heavier one is refilled"
+
     def __init__(self, min_tokens: int = 32, window: int = 512) -> None:
         require(min_tokens >= 1, "min_tokens", ">= 1", min_tokens)
         require(window >= 1, "window", ">= 1", window)

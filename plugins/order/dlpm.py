@@ -25,6 +25,7 @@ class Dlpm:
     matched with the cache in a step; later ones count as if they had no match."""
 
     steady = True
+    starves = "without a match a request waits until others used up their quantum"
 
     def __init__(
         self,

@@ -21,6 +21,8 @@ class LongestPrefix:
     """twin_tokens: a request with at most so many cached tokens that shares at least so many with
     an earlier one is put last. max_waiting: longest queue that is matched."""
 
+    starves = "who has no match waits for who has one"
+
     def __init__(self, twin_tokens: int = 32, max_waiting: int = 128) -> None:
         require(twin_tokens >= 1, "twin_tokens", ">= 1", twin_tokens)
         require(max_waiting >= 1, "max_waiting", ">= 1", max_waiting)

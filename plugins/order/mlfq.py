@@ -52,7 +52,7 @@ class Mlfq:
         self.quantum = quantum
         self.levels = levels
         self.prompt_tokens_per_iteration = per
-        self.promote_after = promote_after
+        self.promote_after = self.starvation_bound_steps = promote_after
         self._since: dict[int, int] = {}  # id -> step at which it began to wait
         self._promoted: dict[int, int] = {}  # id -> tokens emitted at its promotion
         self._ids: dict[str, list[int]] = {}  # request -> its promoted ids

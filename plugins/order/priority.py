@@ -10,6 +10,8 @@ class Priority:
     """Keys: priority, arrival. Pair it with preempt_priority, which lets the urgent displace the
     others."""
 
+    starves = "while more urgent requests keep coming"
+
     @hookimpl
     def decide_order(self, query: OrderQuery) -> OrderDecision:
         """Smallest priority first; keys never change."""

@@ -22,6 +22,7 @@ class PriorityAgeing:
     def __init__(self, level_s: float = 10.0) -> None:
         require(0 <= level_s < np.inf, "level_s", ">= 0 and finite", level_s)
         self.level_s = level_s
+        self.starvation_bound_s = 9 * level_s  # of priorities 0 to 9
 
     @hookimpl
     def decide_order(self, query: OrderQuery) -> OrderDecision:

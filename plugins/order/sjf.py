@@ -14,6 +14,8 @@ from core.queries import OrderDecision, OrderQuery
 class Sjf:
     """Keys: predicted output within the request's limit, then arrival."""
 
+    starves = "long requests wait while shorter ones keep coming"
+
     @hookimpl
     def decide_order(self, query: OrderQuery) -> OrderDecision:
         """Least predicted output first; keys never change, since predictions do not."""

@@ -23,6 +23,8 @@ class Slack:
     """prompt_token_s, output_token_s: predicted seconds for a token to compute and a token to
     emit, as measured on the device (a step's time / its tokens; the time between tokens)."""
 
+    starves = "without a deadline a request waits while others have one"
+
     def __init__(self, prompt_token_s: float = 0.0, output_token_s: float = 0.0) -> None:
         require(0 <= prompt_token_s < np.inf, "prompt_token_s", ">= 0 and finite", prompt_token_s)
         require(0 <= output_token_s < np.inf, "output_token_s", ">= 0 and finite", output_token_s)

@@ -14,6 +14,8 @@ from core.queries import OrderDecision, OrderQuery
 class Srtf:
     """Keys: predicted output less what was emitted (at least 1), then arrival."""
 
+    starves = "long requests wait while shorter ones keep coming"
+
     @hookimpl
     def decide_order(self, query: OrderQuery) -> OrderDecision:
         """Least remaining first; a waiting request emits nothing, so its key stands."""

@@ -20,6 +20,8 @@ from core.queries import Cause, OrderDecision, OrderQuery, PreemptionDecision, P
 class Trail:
     """preemptible_share: the paper's c. 0 = displace nobody (SRTF), 1 = plain SRPT."""
 
+    starves = "long requests wait while shorter ones keep coming"
+
     displaces = True
 
     def __init__(self, preemptible_share: float = 0.8) -> None:

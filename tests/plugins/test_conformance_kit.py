@@ -7,13 +7,12 @@ import sys
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from pkgutil import resolve_name
 
 import pytest
 
 from core.hooks import HOOK_NAMES
 from tests.plugins import broken_policies as broken
-from tests.plugins.conformance import caches, digest, objects, ours, rules, starvation
+from tests.plugins.conformance import caches, digest, objects, rules, starvation
 from tests.plugins.conformance.rules import BrokenRuleError, NotCheckedError, Runs
 from tests.plugins.conformance.subject import KNOWN, OUTSIDE, load, subject_of
 from tests.plugins.conformance.traffic import Traffic, ask, memory_pressure, mixed
@@ -161,13 +160,6 @@ def test_rule_that_cannot_be_looked_at_is_skipped_not_passed():
     for rule in (rules.deterministic, rules.isolated, rules.overlap_safe):
         with pytest.raises(NotCheckedError, match="broke off: decisions"):
             on_runs(rule, subject(broken.NeverAdmits))
-
-
-@pytest.mark.parametrize("name", [*ours.STARVES, *ours.BOUNDS_S, *ours.BOUNDS_STEPS])
-def test_what_the_kit_says_for_a_class_the_class_does_not_say_itself(name):
-    target = resolve_name(name)
-    stated = [word for word in vars(target) if word.startswith(("starves", "starvation_"))]
-    assert not stated, "drop it from ours.py"
 
 
 def test_every_hook_is_known_to_the_kit():
