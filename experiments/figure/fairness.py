@@ -9,7 +9,7 @@ from core.errors import ConfigError
 from experiments.figure.options import Options, one_seed
 from experiments.figure.plots import Line, LinePlot, Panel
 from experiments.paper.folders import Run
-from plugins.mode.summary import OUTPUT_WEIGHT
+from plugins.mode.request_totals import OUTPUT_WEIGHT
 
 WINDOWS = 40  # where --window is not given
 SHOWN = 7  # clients with a line of their own
