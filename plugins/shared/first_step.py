@@ -46,14 +46,18 @@ def first_difference(
 
 
 def expanded(steps: Iterable[Step]) -> Iterator[Step]:
-    """One item a step: a record that stands for k steps of decodes comes k times, each with its
-    share of the rows' tokens, its choices once."""
+    """One item a step: a record that stands for k steps of the same decodes comes k times, its
+    choices in the first, the ends of requests in the last."""
     for record in steps:
         num = record.get("steps", 1)
-        rows = [[name, choice, tokens // num] for name, choice, tokens in record["rows"]]
-        yield {**record, "rows": rows}
-        for _ in range(num - 1):
-            yield {**record, "rows": rows, "choices": []}
+        if num == 1:
+            yield record
+            continue
+        ends = [choice for choice in record["choices"] if choice["kind"] == "finished"]
+        others = [choice for choice in record["choices"] if choice["kind"] != "finished"]
+        for index in range(num):
+            choices = others * (index == 0) + ends * (index == num - 1)
+            yield {**record, "choices": choices}
 
 
 def describe(found: Divergence | int) -> list[str]:

@@ -45,12 +45,14 @@ def test_rows_that_differ_are_named_with_the_batch_policy(tmp_path):
 
 
 def test_records_that_stand_for_several_steps_are_compared_expanded(tmp_path):
-    short = [step(1, rows=[["a", 0, 3]], steps=3), step(4, [("finished", "a", "", "")])]
-    long = [step(number, rows=[["a", 0, 1]]) for number in (1, 2, 3)]
-    assert between(tmp_path, short, [*long, step(4, [("finished", "a", "", "")])]) == 4
-    found = between(tmp_path, short, [*long, step(4, rows=[["a", 0, 1]])])
+    row, end = [["a", 0, 1]], ("finished", "a", "", "")
+    joined = [step(1, [ADMIT, end], rows=row, steps=3), step(4)]
+    apart = [step(1, [ADMIT], rows=row), step(2, rows=row), step(3, [end], rows=row), step(4)]
+    assert between(tmp_path, joined, apart) == 4
+    late = [*apart[:2], step(3, rows=row), step(4, [end])]
+    found = between(tmp_path, joined, late)
     assert isinstance(found, Divergence)
-    assert found.step == 4
+    assert found.step == 3
 
 
 def test_a_run_that_ends_earlier_differs(tmp_path):
