@@ -4,7 +4,7 @@ plugins/mode/summary.py turns them into metrics; what each means is said there."
 
 from array import array
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import numpy as np
@@ -63,9 +63,9 @@ class RequestTotals:
         counts["accepted"] += 1
         self.reasons[record.finish_reason] += 1
         self.first_error = self.first_error or record.error or None
-        self.first_arrival_s = min(arrival_s, self.first_arrival_s or arrival_s)
+        self.first_arrival_s = _either(min, arrival_s, self.first_arrival_s)
         if record.finished_s is not None:
-            self.last_end_s = max(record.finished_s, self.last_end_s or record.finished_s)
+            self.last_end_s = _either(max, record.finished_s, self.last_end_s)
         counts["all_output"] += output
         counts["cached"] += record.cached_tokens
         counts["resumed_cached"] += record.resumed_cached_tokens
@@ -115,3 +115,7 @@ def totals_of(
     for record in records:
         totals.add(record)
     return totals
+
+
+def _either(which: Callable[[float, float], float], one: float, other: float | None) -> float:
+    return one if other is None else which(one, other)
