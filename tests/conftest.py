@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from conf.device import GPU_DRIVERS
+from tests.kernels.interpreter import patch_once
 
 # Test processes share the cores: two of them with two spinning OpenMP threads each crawl.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
@@ -92,6 +93,8 @@ def pytest_collection_finish() -> None:
     """What importing thousands of tests left stays to the end: no collection walks through it."""
     gc.collect()
     gc.freeze()
+    if "triton.runtime.interpreter" in sys.modules:
+        patch_once()
 
 
 @pytest.fixture(autouse=True)
