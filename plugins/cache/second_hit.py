@@ -17,7 +17,9 @@ from plugins.cache.path_digest import Digests, namespace_digest, path_digests
 
 class SecondHit:
     """block_tokens: prefixes are told apart at multiples of it; best the page size. num_entries: a
-    power of two, 8 bytes each: a digest has one place in the list, and the newest keeps it."""
+    power of two, 8 bytes each: a digest has one place in the list, and the newest keeps it. The
+    longest known prefix counts: it was seen with all that is before it, whatever of that was
+    overwritten."""
 
     def __init__(self, block_tokens: int = 16, num_entries: int = 2**20) -> None:
         require(block_tokens >= 1, "block_tokens", ">= 1", block_tokens)
@@ -33,9 +35,9 @@ class SecondHit:
         keys = page_keys(query.request.prompt, self.block_tokens)
         digests = path_digests(keys, before=namespace_digest(query.request.namespace))
         places = digests & np.uint64(self.num_entries - 1)
-        strange = np.flatnonzero(self._ghost[places] != digests)
+        known = np.flatnonzero(self._ghost[places] == digests)
         self._ghost[places] = digests
-        num_blocks = int(strange[0]) if len(strange) else len(digests)
+        num_blocks = int(known[-1]) + 1 if len(known) else 0
         num_tokens = num_blocks * self.block_tokens
         reason = f"{num_tokens} of {len(query.request.prompt)} prompt tokens were seen before"
         return CacheAdmissionDecision(num_blocks > 0, reason, num_tokens)

@@ -7,6 +7,7 @@ from core.errors import ConfigError
 from core.queries import CacheAdmissionQuery
 from core.request import Request
 from plugins.cache.min_length import MinLength
+from plugins.cache.path_digest import namespace_digest, path_digests
 from plugins.cache.second_hit import SecondHit
 from tests.engine_harness import Arrival, make_engine, run
 
@@ -58,6 +59,17 @@ def test_newer_digests_take_the_places_of_older_ones():
     seen = [asked(plugin, [token])[0] for token in range(100)]
     assert not any(seen[:50])  # whatever stood for them was overwritten long since
     assert plugin._ghost.nbytes == 32
+
+
+def test_a_prefix_counts_though_shorter_ones_were_overwritten():
+    plugin = SecondHit(block_tokens=1, num_entries=64)
+    asked(plugin, [1, 2, 3, 4, 5, 6])
+    places = np.flatnonzero(plugin._ghost)
+    known = plugin._ghost[places]
+    assert len(places) == 6
+    last = path_digests(np.arange(1, 7, dtype=np.uint64), before=namespace_digest(""))[-1]
+    plugin._ghost[places[known != last]] = 0
+    assert asked(plugin, [1, 2, 3, 4, 5, 6, 7]) == (True, 6)
 
 
 def test_minimum_length_counts_all_known_tokens():
