@@ -87,8 +87,8 @@ class RequestRecord:
 
     cached_tokens: prompt tokens taken from the prefix cache at its first admission (choice 0);
     pages that a resumed request finds again count in resumed_cached_tokens and never as hits.
-    recomputed_tokens: computed again after a preemption. finish_reason: see FinishReason; error:
-    the message for capacity and error."""
+    recomputed_tokens: computed again after a preemption. predicted_output: as predicted at
+    arrival. finish_reason: see FinishReason; error: the message for capacity and error."""
 
     request_id: str
     client: str
@@ -96,6 +96,7 @@ class RequestRecord:
     prompt_tokens: int
     admitted_s: float | None = None
     finished_s: float | None = None
+    predicted_output: float | None = None
     cached_tokens: int = 0
     resumed_cached_tokens: int = 0
     computed_tokens: int = 0

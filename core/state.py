@@ -67,11 +67,9 @@ class EngineState:
 
     def arrive(self, request: Request) -> Live:
         """Enter a request: waiting, or ended at once if it can never be served."""
-        record = RequestRecord(
-            request.request_id, request.client, request.arrival_s, len(request.prompt)
-        )
+        facts = request.request_id, request.client, request.arrival_s, len(request.prompt)
+        record = RequestRecord(*facts)
         record.choices = [ChoiceRecord() for _ in range(request.params.n)]
-        # A forced length is the truth, which only an oracle may know.
         shown = request if request.forced_output is None else replace(request, forced_output=None)
         live = Live(shown, record)
         self.live[request.request_id] = live
@@ -84,6 +82,7 @@ class EngineState:
             predicted = float(request.params.max_tokens)
             with self.contained(request.request_id):
                 predicted = self.predictor.predict(request if self.hooks.oracle else shown)
+            record.predicted_output = predicted
             sequence = self.table.add(request, 0, record.choices[0], predicted)
             self.table.forks[sequence.slot] = request.params.n - 1
             live.sequences.append(sequence)

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parent.parent
-OURS = {"core", "plugins", "kernels", "conf", "experiments", "tests", "run"}
+OURS = {"core", "plugins", "kernels", "conf", "experiments", "hydra_plugins", "tests", "run"}
 CORE_LINES = 3000
 SHARED = "plugins.shared."
 STANDARD = sys.stdlib_module_names
@@ -76,6 +76,24 @@ def test_nothing_imports_experiments():
         for folder in folders
         for file in sources(folder)
         if any(name.split(".")[0] in ("experiments", "tests") for name in imported(file))
+    ]
+    assert wrong == []
+
+
+def test_hydra_finds_its_plugin_and_nothing_else_needs_it():
+    wrong = [
+        f"{file.relative_to(ROOT)}: {name}"
+        for folder in ("core", "plugins", "kernels", "conf", "experiments")
+        for file in sources(folder)
+        for name in imported(file)
+        if name.split(".")[0] == "hydra_plugins"
+    ]
+    allowed = OURS - {"conf", "core"}
+    wrong += [
+        f"{file.relative_to(ROOT)}: {name}"
+        for file in sources("hydra_plugins")
+        for name in imported(file)
+        if name.split(".")[0] in allowed
     ]
     assert wrong == []
 

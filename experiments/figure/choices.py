@@ -121,14 +121,11 @@ def simulation(runs: Sequence[Run], options: Options) -> DotPlot:
 
 def prediction_error(run: Run) -> float:
     """Mean absolute error of the predicted output lengths of completed requests over their mean
-    length. Raises ConfigError without the column."""
-    require(
-        PREDICTED in run.requests,
-        "FOLDER",
-        f"a run folder whose requests.csv has {PREDICTED}",
-        str(run.folder),
-    )
+    length. Raises ConfigError without predictions, as in folders of earlier versions."""
     chosen = run.completed
+    known = PREDICTED in run.requests and bool(np.isfinite(run.requests[PREDICTED][chosen]).all())
+    rule = f"a run folder whose requests.csv has {PREDICTED}"
+    require(known, "FOLDER", rule, str(run.folder))
     came = run.requests["output_tokens"][chosen]
     if not len(came):
         raise ConfigError(f"FOLDER must hold a run with a completed request, got {run.folder}")

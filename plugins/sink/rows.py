@@ -14,6 +14,7 @@ REQUEST_COLUMNS = (
     "finish_reason",
     "prompt_tokens",
     "output_tokens",
+    "predicted_output",
     "cached_tokens",
     "resumed_cached_tokens",
     "computed_tokens",
