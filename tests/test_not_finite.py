@@ -23,6 +23,7 @@ pytestmark = [
 ]
 BAD_TOKEN = 100  # whose embedding is infinite in one model
 DTYPES = {"one norm": "float16", "one token": "float32"}  # by kind of model
+TOKENS = 3
 SAMPLING = {"torch": None, "kernels": FusedSampling(SMALL)}
 PATHS = pytest.mark.parametrize(
     ("sampling", "overlap"), [("torch", False), ("torch", True), ("kernels", True)]
@@ -62,7 +63,7 @@ def serve(model, requests, sampling, overlap):
 
 
 def asks(name, prompt, **params):
-    params = {"max_tokens": 5, "ignore_eos": True} | params
+    params = {"max_tokens": TOKENS, "ignore_eos": True} | params
     return Request(name, np.array(prompt, np.int32), SamplingParams(**params))
 
 
@@ -98,7 +99,7 @@ def test_requests_that_meet_the_overflow_fail_and_others_do_not(models, kind, sa
         alone = serve(model, sound, sampling, overlap)
         for request in sound:
             assert tokens(engine, request.request_id) == tokens(alone, request.request_id)
-            assert all(len(choice) == 5 for choice in tokens(engine, request.request_id))
+            assert all(len(choice) == TOKENS for choice in tokens(engine, request.request_id))
         assert engine.state.memory.ledger.num_tree == alone.state.memory.ledger.num_tree
     else:
         assert engine.state.finish_counts == {"error": 5}

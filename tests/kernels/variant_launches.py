@@ -11,7 +11,6 @@ from unittest.mock import patch
 import numpy as np
 import torch
 
-from core.clock import RealClock
 from core.config import EngineConfig
 from core.queries import ExecutorQuery, ModelQuery
 from core.request import SamplingParams
@@ -25,6 +24,7 @@ from plugins.attention.paged import PagedBackend
 from plugins.executor.torch_executor import TorchExecutor
 from plugins.executor.warm_up import warm_up_decodes, warm_up_launches
 from plugins.model.loader import HuggingFaceModel
+from plugins.shared.clocks import RealClock
 from tests.plugins.executor.launch_driver import GREEDY, Driver
 
 ROWS, TOKENS, SMS = 300, 1 << 16, 132
@@ -84,8 +84,8 @@ def serve(driver, rng):
         driver.step(*((row, 1) for row in range(count // 2 + 1)))
         for row in range(count):
             driver.release(row)
-    for size in (2, 31, 64, 128, 511, 512, 513, 1024, 2047):
-        for decoding in (0, 1, 2, 3, 37):
+    for size in (2, 31, 128, 511, 512, 513, 2047):
+        for decoding in (0, 1, 2, 37):
             for row in range(decoding):
                 driver.start(row, rng.integers(1, 999, 16), PARAMS[row % len(PARAMS)])
             if decoding:
