@@ -14,7 +14,6 @@ SUMMED = (
     "sampled_tokens",
     "duplicate_prefill_tokens",
     "pages_evicted",
-    "graph_rows",
 )
 
 
@@ -50,9 +49,11 @@ class StepTotals:
         for name in SUMMED:
             self.counts[name] += getattr(record, name)
         self.counts["preemptions"] += sum(c.kind == "preempted" for c in record.choices)
-        self.counts["launches"] += record.num_rows > 0
-        self.counts["graph_launches"] += record.graph_rows > 0
-        self.counts["padding_rows"] += max(record.graph_rows - record.num_rows, 0)
+        self.counts["launches"] += record.steps * (record.num_rows > 0)
+        self.counts["graph_launches"] += record.steps * (record.graph_rows > 0)
+        self.counts["graph_rows"] += record.steps * record.graph_rows
+        padding = max(record.graph_rows - record.num_rows, 0)
+        self.counts["padding_rows"] += record.steps * padding
         for part, micros in record.host_us.items():
             self.host_us[part] = self.host_us.get(part, 0.0) + micros
         before_s = record.start_s if self.last_end_s is None else self.last_end_s

@@ -152,7 +152,7 @@ class _Teller:
         if tokens:
             what = "decode" if max(tokens) == 1 else "prefill"
             event = self._add(step, what, "", what)
-            event.tokens += sum(tokens)
+            event.tokens += sum(tokens) * step.get("steps", 1)  # of steps in one, each has these
 
     def _add(self, step: dict[str, Any], what: str, why: str, key: str) -> Event:
         """A new event, or the last one prolonged."""
@@ -163,8 +163,9 @@ class _Teller:
             number = step["step"]
             last = Event(what, step["start_s"], end_s, number, number, why=why, key=key)
             self.events.append(last)
-        last.last, last.end_s, last.latest = step["step"], end_s, why
-        last.steps += step.get("steps", 1)
+        num = 1 if instant else step.get("steps", 1)
+        last.last, last.end_s, last.latest = step["step"] + num - 1, end_s, why
+        last.steps += num
         return last
 
 

@@ -60,7 +60,10 @@ class TimelineSink:
             ],
         }
         track = self._step_track(record)
-        self._span(ENGINE, track, f"step {record.step}", record.start_s, record.end_s, args)
+        name = f"step {record.step}"
+        if record.steps > 1:
+            name = f"steps {record.step} - {record.step + record.steps - 1}"
+        self._span(ENGINE, track, name, record.start_s, record.end_s, args)
         pages = {
             "requests": record.pages_request,
             "cached, in use": record.pages_tree - record.pages_evictable,

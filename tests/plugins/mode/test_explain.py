@@ -128,6 +128,18 @@ def test_preemption_says_by_whom_why_for_whom_and_at_what_cost() -> None:
     assert events[-1].why == "length after 1 output token, 7 tokens computed again after preemption"
 
 
+def test_record_of_several_steps_counts_as_these() -> None:
+    several = step(3, rows=[("x", 0, 1)]) | {"steps": 4}
+    steps = [
+        step(2, ("x", "admitted", "room"), rows=[("x", 0, 9)]),
+        several,
+        step(7, rows=[("x", 0, 1)]),
+    ]
+    *_, decode, _ = tell("x", ROW, steps)
+    assert (decode.what, decode.first, decode.last, decode.steps) == ("decode", 3, 7, 5)
+    assert decode.why == "5 tokens in 5 steps"
+
+
 def test_request_that_never_ended_is_told_from_its_steps() -> None:
     steps = [step(1, ("a", "admitted", "fits"), rows=[("a", 0, 3)]), step(2, rows=[("a", 0, 1)])]
     assert whats(tell("a", None, steps)) == [

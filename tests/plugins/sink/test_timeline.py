@@ -88,6 +88,15 @@ def test_steps_and_counters_are_on_the_engine(tmp_path: Path) -> None:
     assert preemption["args"]["lost_tokens"] == 9
 
 
+def test_span_of_several_steps_names_the_first_and_the_last(tmp_path: Path) -> None:
+    sink: Any = Timeline().build_sink(query=SinkQuery(RUN, str(tmp_path)))
+    sink.step(StepRecord(step=4, start_s=0.0, end_s=1.0))
+    sink.step(StepRecord(step=5, start_s=1.0, end_s=8.0, steps=7))
+    sink.close(RUN, {})
+    spans = [e["name"] for e in events(tmp_path) if e["ph"] == "X" and e["pid"] == ENGINE]
+    assert spans == ["step 4", "steps 5 - 11"]
+
+
 def test_failed_run_leaves_a_readable_trace(tmp_path: Path) -> None:
     sink: Any = Timeline().build_sink(query=SinkQuery(RUN, str(tmp_path)))
     sink.step(steps()[0])
