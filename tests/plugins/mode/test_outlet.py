@@ -14,9 +14,10 @@ from plugins.mode.outlet import Outlet
 from plugins.shared.run_info import RunInfo
 from plugins.sink.kernel_report import Roofline
 from plugins.sink.kernels import KernelsSink, Schedule
+from tests.patience import SOON_S
 
 RUN = RunInfo("test", 0, "default", {}, {}, {})
-SOON_S = 10.0  # for what has to happen, on a busy machine
+
 
 either = pytest.mark.parametrize("threaded", [False, True], ids=["inline", "threaded"])
 
