@@ -18,7 +18,7 @@ from core.hookspecs import hookimpl
 from core.launch import Launch, LaunchResult, PoolLayout, RowSetup
 from core.protocols import StepTimeModel
 from core.queries import ExecutorQuery, StepTimeQuery
-from plugins.executor.script import POSITION, mix, stream_start
+from plugins.executor.script import POSITION, Script, mix, stream_start
 from plugins.shared.clocks import VirtualClock
 
 Int32 = NDArray[np.int32]
@@ -87,7 +87,8 @@ class Simulated:
 
 
 class SimulatedExecutor:
-    """core.protocols.Executor without a device. Sequences end by length alone."""
+    """core.protocols.Executor without a device. It has no end tokens of its own: a sequence ends by
+    length, or by its request's stop_token_ids."""
 
     tokenizer = None
     computes = False
@@ -105,6 +106,8 @@ class SimulatedExecutor:
         self._pending: deque[LaunchResult] = deque()
         self._starts = np.empty(0, np.uint64)  # of the rows' token streams: script.py
         self._asks: dict[int, str] = {}  # rows whose request wants what nothing here can compute
+        self._script = Script(plugin.vocab_size, (), {})
+        self._masked: dict[int, tuple[int, frozenset[int]]] = {}  # rows: up to a position, which
 
     def measure_pool(self, layout: PoolLayout) -> int:
         """The tokens that the device's memory holds. Raises ConfigError where the model of the
@@ -210,6 +213,10 @@ class SimulatedExecutor:
         row, params = setup.row, setup.params
         self._starts[row] = stream_start(setup.seed, setup.choice, setup.prompt_len)
         self._asks.pop(row, None)
+        self._masked.pop(row, None)
+        if params.min_tokens and params.stop_token_ids:
+            ends = frozenset((*params.stop_token_ids, *setup.end_token_ids))
+            self._masked[row] = setup.prompt_len + params.min_tokens, ends
         if params.logprobs is not None or params.prompt_logprobs is not None:
             self._asks[row] = "a simulation computes no log-probabilities"
 
@@ -241,7 +248,17 @@ class SimulatedExecutor:
         if launch.repeats > 1:
             further = np.arange(launch.repeats).astype(np.uint64) * POSITION
             mixed = (mixed[:, None] + further).ravel()
-        return (mix(mixed) % np.uint64(self.vocab_size)).astype(np.int32)
+        tokens = (mix(mixed) % np.uint64(self.vocab_size)).astype(np.int32)
+        if self._masked:
+            self._mask(tokens.reshape(len(rows), launch.repeats), rows, ends)
+        return tokens
+
+    def _mask(self, tokens: Int32, rows: Int32, ends: Int32) -> None:
+        """Replace, in tokens [num_rows, repeats], what may not end a request yet (min_tokens)."""
+        for at, row in enumerate(rows.tolist()):
+            until, banned = self._masked.get(row, (0, frozenset[int]()))
+            for index in range(min(until - int(ends[at]), tokens.shape[1])):
+                tokens[at, index] = self._script.without(int(tokens[at, index]), banned)
 
     def _errors(self, launch: Launch) -> dict[int, str]:
         rows = launch.row_ids.tolist()

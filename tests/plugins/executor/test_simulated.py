@@ -82,6 +82,27 @@ def test_step_records_equal_those_of_the_fake_executor(overlap: bool, page_size:
     assert sum(record["pages_evicted"] for record in runs[1]) > 0
 
 
+@pytest.mark.parametrize("overlap", [False, True])
+@pytest.mark.parametrize("forced", [None, 35])
+def test_no_stop_token_comes_before_the_minimum(overlap: bool, forced: int | None):
+    """Half of the vocabulary would end it at once; with a forced length steps go in one."""
+    stops = tuple(range(VOCAB // 2))
+    params = SamplingParams(max_tokens=40, min_tokens=30, stop_token_ids=stops, ignore_eos=True)
+    request = Request("a", np.arange(9, dtype=np.int32), params, forced_output=forced)
+    engine = make_engine(executor=simulated(), overlap=overlap)
+    engine.submit(request)
+    events = [engine.step(np.inf) for _ in range(60) if engine.has_work]
+    tokens = engine.records["a"].choices[0].token_ids.tolist()
+    assert tokens == Fake(VOCAB, 1024).stream(0, request, 0, len(tokens))
+    assert min(tokens[:30]) >= VOCAB // 2
+    if forced is None:
+        assert len(tokens) > 30
+        assert tokens[-1] < VOCAB // 2
+    else:
+        assert max(event.record.steps for event in events if event) > 8
+        assert len(tokens) == forced
+
+
 def times_of(executor: Simulated, arrivals: list[Arrival], **engine: Any) -> list[float]:
     """When each step ended."""
     run = make_engine(pages=64, executor=executor, **engine)
