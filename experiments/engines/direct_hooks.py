@@ -10,6 +10,7 @@ class DirectHooks:
 
     def __init__(self, hooks: Hooks) -> None:
         self.who, self.displaces = hooks.who, hooks.displaces
+        self.oracle, self.steady = hooks.oracle, hooks.steady
         self._answers = {
             hook: (getattr(hooks.registered[name].plugin, hook), name)
             for hook, name in hooks.in_charge().items()

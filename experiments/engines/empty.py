@@ -21,6 +21,7 @@ class NullExecutor:
     """core.protocols.Executor: every token is 0. device_us: what a launch takes on its device."""
 
     vocab_size, max_model_len, end_token_ids, tokenizer = VOCAB, MAX_MODEL_LEN, (), None
+    computes = True
 
     def __init__(self, device_us: float = 0.0) -> None:
         self._device_s = device_us / 1e6

@@ -104,7 +104,6 @@ class Serve(Bench):
         tokenizer, vocab = engine.executor.tokenizer, engine.executor.vocab_size
         requests = session.workload.requests(tokenizer, vocab, session.run.seed)
         summary = self._measured(session, engine, outlet, requests)
-        engine.records.clear()
         clear_cache(engine)
         figures = _figures(requests, summary, self._wall_s)
         return {"workload": path.stem, **figures, **_timeline(session.folder)}

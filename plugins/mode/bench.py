@@ -105,6 +105,7 @@ class Bench:
         num_requests = len(requests) if closed is None else closed.total_requests
         window = Window(num_requests, session.measure)
         ended, counted = deque[RequestRecord](), RequestTotals(window, session.slo)
+        engine.records.clear()  # of a warm-up
         session.hooks.notify("on_run_start", session.run)
         if isinstance(clock, RealClock):
             clock.restart()
