@@ -83,13 +83,14 @@ def default_nodes(job: Job) -> Nodes:
     ones, which are asked first: the executor knows its step times, a batching may gate admission.
 
     One that `plugins` names again is left out: the same plugin, asked first, is behind itself.
+    Raises ConfigError for two of one name.
     """
     nodes: Nodes = {}
     for collection in ("defaults_behind", "sinks"):
-        nodes.update(_collection(job, collection))
+        _add(nodes, _collection(job, collection))
     for group in PLUGIN_GROUPS:
         if job.config[group]:  # `none` of an executor that needs no such part
-            nodes[_group_name(job, group)] = (group, job.config[group])
+            _add(nodes, {_group_name(job, group): (group, job.config[group])})
     again = {
         name
         for name, (_, node) in plugin_nodes(job).items()
@@ -128,6 +129,13 @@ def _collection(job: Job, collection: str) -> Nodes:
                 f"{collection}.{name} must be a mapping with a _target_, got {node!r}"
             )
     return {str(name): (f"{collection}.{name}", node) for name, node in nodes.items()}
+
+
+def _add(nodes: Nodes, more: Nodes) -> None:
+    for name, (path, node) in more.items():
+        if name in nodes:
+            raise ConfigError(f"{nodes[name][0]} and {path} name two plugins {name!r}; rename one")
+        nodes[name] = (path, node)
 
 
 def _group_name(job: Job, group: str) -> str:

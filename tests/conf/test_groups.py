@@ -14,6 +14,7 @@ from conf.compose import default_nodes, make_job, plugin_nodes, register
 from conf.instantiate import build
 from conf.overrides import ROOT, options, parse, prepare
 from conf.schema import GROUPS
+from core.errors import ConfigError
 from core.hooks import Hooks
 
 OPTIONAL = ("policy", "sink", "kernel", "experiment")
@@ -100,6 +101,22 @@ def test_config_lists_every_argument_of_what_stands_behind():
         for node in job.config[collection].values():
             parameters = inspect.signature(resolve_name(node["_target_"])).parameters
             assert set(node) - {"_target_"} == set(parameters)
+
+
+def test_groups_are_asked_before_what_stands_behind_and_null_leaves_one_out():
+    job = composed(["mode=simulate", "defaults_behind.fitted=null", "sinks.console=null"])
+    nodes = default_nodes(job)
+    behind = [place.startswith(("defaults_behind.", "sinks.")) for place, _ in nodes.values()]
+    assert behind == [True] * sum(behind) + [False] * 4  # batching, allocator, cache, executor
+    assert {"fcfs", "simulated", "files"} <= nodes.keys()
+    assert not {"fitted", "console"} & nodes.keys()
+
+
+def test_two_plugins_of_one_name_are_refused_wherever_they_stand():
+    job = composed(["+defaults_behind.chunked._target_=plugins.batching.static.Static"])
+    text = "defaults_behind.chunked and batching name two plugins 'chunked'; rename one"
+    with pytest.raises(ConfigError, match=text):
+        default_nodes(job)
 
 
 def test_policies_have_one_flat_folder_and_go_by_their_file_names():
