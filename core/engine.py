@@ -226,10 +226,8 @@ class Engine:
             self.records[item.request_id] = live.record
             with self.state.contained(item.request_id):
                 self.hooks.notify("on_request_arrived", RequestEvent(live.request, live.record))
-        for request_id, error in self.state.faults.items():
-            if request_id in self.state.live:
-                self.state.end(self.state.live[request_id], FinishReason.error, error)
-        self.state.faults.clear()
+        for request_id, error in list(self.state.faults.items()):
+            self.state.end(self.state.live[request_id], FinishReason.error, error)
 
     def _check_progress(self, launched: bool, record: StepRecord) -> None:
         """A policy that keeps everyone out of an idle engine would hang it: say so instead."""
@@ -245,8 +243,7 @@ class Engine:
 
     def _list_rows(self, rows: Rows) -> list[tuple[str, int, int]]:
         sequences = map(self.state.table.at, rows.slots.tolist())
-        counts = rows.num_tokens.tolist()
-        return [(s.request.request_id, s.choice, n) for s, n in zip(sequences, counts, strict=True)]
+        return [(*s.key, n) for s, n in zip(sequences, rows.num_tokens.tolist(), strict=True)]
 
     def _measure(self, record: StepRecord) -> None:
         state, ledger = self.state, self.state.memory.ledger
@@ -267,7 +264,8 @@ class Engine:
         record.end_s = self.state.now_s
         ended: list[Live] = self.state.ended[:]
         self.state.ended.clear()
-        event = StepEvent(record, sequences, tokens, tuple([live.record for live in ended]))
+        rows = [sequence.key for sequence in sequences]
+        event = StepEvent(record, rows, tokens, tuple([live.record for live in ended]))
         for sink in self.sinks:
             sink.step(record)
             for live in ended:

@@ -13,6 +13,7 @@ from core.hookspecs import PROJECT, HookSpecs, hookimpl
 
 HOOK_NAMES = tuple(name for name in vars(HookSpecs) if not name.startswith("_"))
 PREFIXES = ("decide_", "build_", "on_")
+EACH_STEP = {"decide_batch", "on_step"}
 
 
 @dataclass(slots=True)
@@ -58,11 +59,8 @@ class Hooks:
             "decide_preemption" in entry.usage and getattr(entry.plugin, "displaces", False)
             for entry in self.registered.values()
         )
-        self.steady = all(
-            getattr(entry.plugin, "steady", False)
-            for entry in self.registered.values()
-            if entry.usage.keys() & {"decide_batch", "on_step"}
-        )
+        asked = [e.plugin for e in self.registered.values() if e.usage.keys() & EACH_STEP]
+        self.steady = all(getattr(plugin, "steady", False) for plugin in asked)
         predictor = self.registered.get(self.in_charge().get("build_length_predictor", ""))
         self.oracle = bool(predictor and getattr(predictor.plugin, "oracle", False))
 

@@ -26,9 +26,7 @@ class PageLedger:
         self.classes = np.full(num_pages + 1, PageClass.FREE, np.int8)
         self.classes[0] = PageClass.RESERVED
         self.refs = np.zeros(num_pages + 1, np.int32)
-        self._place = np.zeros(
-            num_pages + 1, np.int64
-        )  # scratch: where in a list a page stands last
+        self._place = np.zeros(num_pages + 1, np.int64)  # scratch: where in a list a page is last
         self.num_pages = num_pages
         self.num_free = num_pages
         self.num_tree = 0

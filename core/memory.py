@@ -136,17 +136,21 @@ class KVMemory:
         needed: NDArray[np.int32] = -(-ends // self.page_size) - self._table.pages_held[slots]
         return np.maximum(needed, 0)
 
-    def grow(self, slots: Slots, num_tokens: NDArray[np.int32], repeats: int = 1) -> None:
+    def grow(self, slots: Slots, num_tokens: NDArray[np.int32], repeats: int = 1) -> list[float]:
         """Append the pages that `slots` lack for `num_tokens` more, so many times; the supply must
-        hold them. Evicts for each time by itself, as if one came after the other."""
-        counts = self.pages_short(slots, num_tokens * np.int32(repeats))
+        hold them. Evicts for each time by itself, as if one came after the other. Returns pages
+        taken after a time, and how many of those were free until then: means over the times."""
+        later, counts = [0.0, 0.0], self.pages_short(slots, num_tokens * np.int32(repeats))
         growing = counts.nonzero()[0]
         if len(growing) == 0:
-            return
-        if repeats > 1 and counts.sum() > self.ledger.num_free:
+            return later
+        if repeats > 1:
             ends = self._table.computed[slots] + num_tokens * np.arange(1, repeats + 1)[:, None]
             pages = -(-ends // self.page_size) - self._table.pages_held[slots]
-            for total in np.maximum(pages, 0).sum(axis=1).tolist():
+            totals = np.maximum(pages, 0).sum(axis=1)
+            free = np.maximum(self.ledger.num_free - totals, 0)
+            later = [float(totals[-1] - totals.mean()), float(free.mean() - free[-1])]
+            for total in totals.tolist():
                 self._evict(total - self.ledger.num_free)
         slots, counts = slots[growing], counts[growing]
         pages = self._allocate(int(counts.sum()))
@@ -159,6 +163,7 @@ class KVMemory:
         offsets = np.arange(len(pages)) - np.repeat(first, counts)
         self.page_table[rows, np.repeat(self._table.pages_held[slots], counts) + offsets] = pages
         self._table.pages_held[slots] += counts
+        return later
 
     def publish(self, sequence: Sequence) -> int:
         """Offer the whole computed pages to the cache; returns tokens that were computed in vain

@@ -46,7 +46,8 @@ class Planner:
         self._admission.confirm(admitted, record)
         if rows is not None:
             rows = self._repeated(rows, until_s)
-            self._state.memory.grow(rows.slots, rows.num_tokens, rows.repeats)
+            grown = self._state.memory.grow(rows.slots, rows.num_tokens, rows.repeats)
+            record.later_pages, record.later_free = grown
         return rows
 
     def _fit(self, admitted: list[Admitted], record: StepRecord) -> Rows | None:
@@ -126,7 +127,9 @@ class Planner:
         state, table, slots = self._state, self._state.table, rows.slots
         waits, everyone = len(state.waiting) > 0, len(slots) == len(state.running)
         full = len(state.running) >= state.config.max_num_seqs and not state.hooks.displaces
-        if not everyone or (waits and not (full and state.waiting.holds)):
+        # Whose last token is in flight may bring a request that waits for its end.
+        draining = len(state.table) > len(state.running) + len(state.waiting)
+        if not everyone or draining or (waits and not (full and state.waiting.holds)):
             return False
         computed, in_flight = table.computed[slots], table.in_flight[slots]
         decodes = (table.known[slots] + in_flight - computed == 1) & (in_flight <= 1)

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from core.config import EngineConfig
 from core.records import RequestRecord, StepRecord
-from core.request import Request, Sequence
+from core.request import Request
 from core.table import RequestTable
 
 Ids = NDArray[np.int64]
@@ -244,25 +244,15 @@ class ExecutorQuery:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class StepEvent:
-    """One committed step. token_ids int32 [k] with request_ids [k] and choices [k], in row order;
-    [k * s], s of each row, if record.steps is s > 1.
+    """One committed step. rows: (request id, choice) of each that got a token; token_ids int32
+    [rows], or [rows * s], s of each row, if record.steps is s > 1.
 
     finished: records of the requests that ended in it."""
 
     record: StepRecord
-    sequences: list[Sequence]
+    rows: list[tuple[str, int]]
     token_ids: NDArray[np.int32]
     finished: tuple[RequestRecord, ...] = ()
-
-    @property
-    def request_ids(self) -> tuple[str, ...]:
-        """Whose tokens these are."""
-        return tuple([sequence.request.request_id for sequence in self.sequences])
-
-    @property
-    def choices(self) -> tuple[int, ...]:
-        """And which of a request's token streams."""
-        return tuple([sequence.choice for sequence in self.sequences])
 
 
 @dataclass(frozen=True, slots=True)

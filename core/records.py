@@ -36,7 +36,8 @@ class StepRecord:
     unlocked. used_tokens: slots of request pages that hold a live token; the rest of them is waste.
     external_tokens: free slots that a refused allocation could not use (contiguous), else 0.
     steps > 1: so many steps of decodes in one: their sums, levels at their end; who ends in choices
-    does so in the last."""
+    does so in the last. later_pages: of its request pages those taken after a step, later_free:
+    those of them free until then, as means over the steps."""
 
     step: int
     start_s: float
@@ -61,6 +62,8 @@ class StepRecord:
     pages_evicted: int = 0
     used_tokens: int = 0
     external_tokens: int = 0
+    later_pages: float = 0.0
+    later_free: float = 0.0
     batch_plugin: str = ""
     batch_reason: str = ""
     rows: list[tuple[str, int, int]] = field(default_factory=list)

@@ -140,6 +140,7 @@ class Sequence:
     None. row: device table row while running or draining."""
 
     id: int
+    key: tuple[str, int]  # request_id, choice
     request: Request
     choice: int
     record: "ChoiceRecord"

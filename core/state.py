@@ -145,6 +145,7 @@ class EngineState:
         live.record.error = error
         live.record.finished_s = self.now_s
         del self.live[live.request.request_id]
+        self.faults.pop(live.request.request_id, None)  # not those of the next one with its id
         self.finish_counts[reason.value] += 1
         with self.contained(live.request.request_id):
             self.predictor.observe(live.record)

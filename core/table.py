@@ -104,7 +104,8 @@ class SequenceTable:
         self._serial += 1
         prompt = np.ascontiguousarray(request.prompt, dtype=np.int32)
         tokens = _int_array(prompt)
-        sequence = Sequence((self._serial << SLOT_BITS) | slot, request, choice, record, tokens)
+        number, key = (self._serial << SLOT_BITS) | slot, (request.request_id, choice)
+        sequence = Sequence(number, key, request, choice, record, tokens)
         room = self._max_model_len - len(tokens)
         values = {
             "id": sequence.id,

@@ -240,11 +240,7 @@ def check_streams(outcome: Outcome) -> None:
                 assert len(tokens) == min(request.output_limit, room), name
     streamed: dict[tuple[str, int], list[int]] = {}
     for event in outcome.events:
-        for key, token in zip(
-            zip(event.request_ids, event.choices, strict=True),
-            event.token_ids.tolist(),
-            strict=True,
-        ):
+        for key, token in zip(event.rows, event.token_ids.tolist(), strict=True):
             streamed.setdefault(key, []).append(token)
     for (name, choice), tokens in streamed.items():
         assert tokens == outcome.tokens(name, choice), f"events and record of {name} differ"

@@ -105,7 +105,7 @@ def generate(
             state.preempt(state.table.at(victim))
         event = engine.step()
         if event is not None:
-            for name, token in zip(event.request_ids, event.token_ids.tolist(), strict=True):
+            for (name, _), token in zip(event.rows, event.token_ids.tolist(), strict=True):
                 streams[name].append(token)
     plain = {name: list(record.choices[0].token_ids) for name, record in engine.records.items()}
     assert streams == plain

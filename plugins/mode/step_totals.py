@@ -60,8 +60,10 @@ class StepTotals:
         weight_s = max(record.end_s - max(record.start_s, before_s), 0.0)
         self.busy_s += weight_s
         self.last_end_s = max(record.end_s, before_s)
+        before = self._before_end(record) if record.steps > 1 else {}
         for name, value in self._levels(record).items():
-            self.integrals[name] = self.integrals.get(name, 0.0) + weight_s * value
+            mean = value - before.get(name, 0.0)
+            self.integrals[name] = self.integrals.get(name, 0.0) + weight_s * mean
             self.peaks[name] = max(self.peaks.get(name, 0), value)
 
     def mean(self, name: str) -> float | None:
@@ -81,4 +83,13 @@ class StepTotals:
             "batch": record.num_rows,
             "running": record.running,
             "waiting": record.waiting,
+        }
+
+    def _before_end(self, record: StepRecord) -> dict[str, float]:
+        """How far levels at the end of steps that went in one are above their means over these."""
+        later_tokens = record.num_rows * (record.steps - 1) / 2
+        return {
+            "reserved_tokens": record.later_free * self.page_size,
+            "live_tokens": later_tokens,
+            "empty_tokens": record.later_pages * self.page_size - later_tokens,
         }

@@ -101,7 +101,7 @@ class Accounts:
             tab = self._tabs.get(choice.request_id)
             if choice.kind in STARTED and tab is not None:
                 prompts.append((tab, int(choice.detail["cached_tokens"])))
-        outputs = [self._tabs[one] for one in event.request_ids if one in self._tabs]
+        outputs = [self._tabs[one] for one, _ in event.rows if one in self._tabs]
         last, before = event.record.step + event.record.steps - 1, event.record.steps - 1
         if before:
             self._steps.add(last - 1, Charges([], outputs, before))

@@ -114,7 +114,7 @@ class Hub:
         news: dict[int, StepNews] = {front: StepNews() for front in self._watching}
         ended = {record.request_id for record in event.finished}
         tokens = event.token_ids.tolist()
-        for request_id, choice, token in zip(event.request_ids, event.choices, tokens, strict=True):
+        for (request_id, choice), token in zip(event.rows, tokens, strict=True):
             route = self._routes.get(request_id)
             if route is None:
                 continue  # its front end died

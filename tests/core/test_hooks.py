@@ -1,6 +1,7 @@
 """The hook contract: each hook is asked when its docstring says, with what it says, and the answer
 is used. One `test_hook_<name>` a hook; the last tests see to it that none is forgotten."""
 
+import tempfile
 from pathlib import Path
 
 import numpy as np
@@ -284,7 +285,8 @@ def test_hook_build_sink(tmp_path):
     assert logs == {"one": expected, "two": expected}, "every answer is used"
 
 
-def test_hook_build_server(tmp_path):
+def test_hook_build_server(tmp_path, monkeypatch):
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))  # the device's lock: not other tests'
     server = Scripted({1: [ask("A")]})
     seen = spy("build_server", lambda _: server)
     serve(tmp_path, seen)
@@ -314,8 +316,7 @@ def test_hook_on_step():
     out = run(engine, [Arrival(0, "A", 9, 3), Arrival(1, "B", 9, 2)])
     assert first.asked == second.asked == out.events, "every plugin is called, after each step"
     event = first.asked[1]
-    assert event.request_ids == ("A", "B")
-    assert event.choices == (0, 0)
+    assert event.rows == [("A", 0), ("B", 0)]
     assert event.token_ids.tolist() == [out.tokens("A")[1], out.tokens("B")[0]]
     assert [record.request_id for record in first.asked[2].finished] == ["A", "B"]
 

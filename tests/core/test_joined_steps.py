@@ -132,7 +132,7 @@ def test_steps_in_one_are_the_same_steps(seqs, overlap):
     assert 1 < longest <= MOST
     for event in events:
         record = event.record
-        assert len(event.token_ids) == len(event.request_ids) * record.steps
+        assert len(event.token_ids) == len(event.rows) * record.steps
         assert record.prefill_tokens == 0 or record.steps == 1
 
 

@@ -90,7 +90,7 @@ def test_extra_token_of_an_overlapped_stop_is_dropped_and_its_page_freed_once():
     out = run(engine, [Arrival(0, "A", 10, 40, params=asks(1)), Arrival(0, "B", 20, 20)])
     assert len(out.tokens("A")) == 7
     assert engine.executor.num_tokens > out.records["A"].computed_tokens + 38
-    assert sum("A" in event.request_ids for event in out.events) == 7
+    assert sum(("A", 0) in event.rows for event in out.events) == 7
 
 
 @OVERLAP

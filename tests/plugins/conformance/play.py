@@ -223,7 +223,7 @@ class Player:
         for event in self._events:
             record = event.record
             facts = [getattr(record, one.name) for one in fields(record) if one.name != "host_us"]
-            rest = event.request_ids, event.choices, event.token_ids.tolist()
+            rest = event.rows, event.token_ids.tolist()
             played.facts.append((*facts, *rest))
             played.choices.update(choice.kind for choice in record.choices)
             chosen = [

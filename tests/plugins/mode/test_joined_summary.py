@@ -14,8 +14,10 @@ from plugins.shared.measure import Measure, Slo
 from tests.core.test_joined_steps import TIMES, workload
 from tests.plugins.mode.mode_session import Given, Recorder, make_session
 
-# Levels of steps in one are those at their end; who decides is asked once; hosts take their time.
-APART = ("kv.", "waste.", "steps.host_us", "plugins", "hooks")
+# Who decides is asked once for all steps; hosts take their time.
+APART = ("steps.host_us", "plugins", "hooks")
+# Means of levels count steps that went in one as equally long.
+NEARLY = ("kv.", "waste.")
 
 
 class Unsteady:
@@ -34,25 +36,41 @@ def numbers(value: Any, path: str = "") -> Iterator[tuple[str, float]]:
         yield path, value
 
 
-def simulated(folder: Path, joins: bool, overlap: bool, measure: Measure) -> tuple[Any, Recorder]:
+def simulated(
+    folder: Path, joins: bool, overlap: bool, measure: Measure, pages: int
+) -> tuple[Any, Recorder]:
     recorder, folder = Recorder(), folder / str(joins)
     folder.mkdir()
     device = Simulated(TIMES, vocab_size=500, host_s=0.0003, graph_sizes=[2, 4, 8])
     plugins = {} if joins else {"unsteady": Unsteady()}
-    session = make_session(folder, Given(workload()), executor=device, recorder=recorder, **plugins)
+    session = make_session(
+        folder, Given(workload()), pages=pages, executor=device, recorder=recorder, **plugins
+    )
     session.engine = replace(session.engine, overlap=overlap)
     session.measure, session.slo = measure, Slo(ttft_s=0.05, tpot_s=0.01)
     return Bench(warmup=False, lock="off").run(session), recorder
 
 
-@pytest.mark.parametrize("overlap", [False, True])
-@pytest.mark.parametrize("measure", [Measure(), Measure(0.2, 0.2)])
-def test_summary_is_that_of_single_steps(tmp_path: Path, overlap: bool, measure: Measure) -> None:
+@pytest.mark.parametrize(
+    ("pages", "overlap", "measure"),
+    [
+        (160, False, Measure()),
+        (160, True, Measure(0.2, 0.2)),
+        (24, True, Measure()),  # evicts and preempts
+        (24, False, Measure(0.2, 0.2)),
+    ],
+)
+def test_summary_is_that_of_single_steps(
+    tmp_path: Path, pages: int, overlap: bool, measure: Measure
+) -> None:
     (apart, single), (joined, several) = (
-        simulated(tmp_path, joins, overlap, measure) for joins in (False, True)
+        simulated(tmp_path, joins, overlap, measure, pages) for joins in (False, True)
     )
     assert max(record.steps for record in single.steps) == 1
     assert max(record.steps for record in several.steps) > 8
     expected, found = dict(numbers(apart)), dict(numbers(joined))
     assert expected["graphs.padding_share"] > 0
-    assert found == pytest.approx(expected, rel=1e-9)
+    for name, value in expected.items():
+        rel = 1e-3 if name.startswith(NEARLY) else 1e-9
+        assert found.pop(name) == pytest.approx(value, rel=rel), name
+    assert not found

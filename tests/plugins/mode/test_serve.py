@@ -76,7 +76,7 @@ class Scripted:
 
     def publish(self, event: Any, records: Any) -> None:
         tokens = event.token_ids.tolist()
-        for name, choice, token in zip(event.request_ids, event.choices, tokens, strict=True):
+        for (name, choice), token in zip(event.rows, tokens, strict=True):
             assert records[name].request_id == name
             self.tokens.setdefault((name, choice), []).append(token)
         self.ended += [(record.request_id, record.finish_reason) for record in event.finished]

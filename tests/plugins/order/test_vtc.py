@@ -1,7 +1,6 @@
 """vtc: the client that was served least goes first, and the gap between two stays bounded."""
 
 from collections import Counter
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -44,7 +43,7 @@ class Queue:
         detail = {"cached_tokens": cached}
         choices = [Choice(one, 0, "admitted", "gate", "", detail) for one in names]
         ended = tuple(RequestRecord(f"r{row}", "", 0.0, 1) for row in finished)
-        rows = [SimpleNamespace(request=self.asked[row], choice=0) for row in tokens]
+        rows = [(self.asked[row].request_id, 0) for row in tokens]
         record = StepRecord(step, 0.0, choices=choices, steps=steps)
         self.policy.on_step(StepEvent(record, rows, np.empty(0, np.int32), ended))
 
@@ -154,7 +153,7 @@ def gaps(policy):
                 client = choice.request_id[0]
                 service[client] += SHORT[client][0]
                 started[client] += 1
-        for name in event.request_ids:
+        for name, _ in event.rows:
             service[name[0]] += 2
         if event.record.step >= 10 and max(started.values()) < 24:
             differences.append(service["A"] - service["B"])
