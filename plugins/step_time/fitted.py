@@ -31,7 +31,7 @@ class Fitted:
 
     A step lasts from its start, or the end of the one before if that is later (launches overlap),
     until its tokens are there: what a stream waits for. Steps that went in one count as so many of
-    their mean."""
+    their mean. Nothing is learnt where another plugin answers `build_step_time_model`."""
 
     steady = True
 
@@ -59,12 +59,21 @@ class Fitted:
         self._moment = np.zeros(NUM)
         self._new: list[tuple[float, ...]] = []  # steps not in the sums: facts, seconds, how many
         self._last_end_s = -np.inf
-        self.coefficients: list[float] = self._prior.tolist()
+        self._built = False
+        self._coefficients: list[float] | None = self._prior.tolist()  # None: to be worked out
 
     @hookimpl
     def build_step_time_model(self, query: StepTimeQuery) -> "Fitted":
         """Itself."""
+        self._built = True
         return self
+
+    @property
+    def coefficients(self) -> list[float]:
+        """Of the formula above, as far as steps are in the sums."""
+        if self._coefficients is None:
+            self._coefficients = self._solve().tolist()
+        return self._coefficients
 
     def seconds(self, num_rows: Any, num_tokens: Any, kv_tokens: Any, attended: Any) -> Any:
         """Seconds of steps; numbers or arrays that broadcast."""
@@ -74,6 +83,8 @@ class Fitted:
     @hookimpl
     def on_step(self, query: StepEvent) -> None:
         """Learn from a committed step that computed something."""
+        if not self._built:
+            return
         record = query.record
         seconds = (record.end_s - max(record.start_s, self._last_end_s)) / record.steps
         self._last_end_s = record.end_s
@@ -97,7 +108,7 @@ class Fitted:
         faded = np.exp(-len(steps) / self.memory_steps)
         self._gram = faded * self._gram + (facts.T * weights) @ facts
         self._moment = faded * self._moment + facts.T @ (weights * seconds)
-        self.coefficients = self._solve().tolist()
+        self._coefficients = None
 
     def _solve(self) -> Float:
         """Coefficients >= 0 of least squared relative error, with the pull to the prior."""

@@ -21,6 +21,11 @@ LOADS = [
 ]
 
 
+def asked(**arguments):
+    """A model that someone listens to, so that it learns."""
+    return Fitted(**arguments).build_step_time_model(StepTimeQuery(model=None))
+
+
 def teach(model, num_steps, true=TRUE, noise=0.0, seed=0, late=()):
     """Steps of random loads that take what `true` says; those in `late` a second longer."""
     rng = np.random.default_rng(seed)
@@ -62,28 +67,28 @@ def test_prior_answers_before_the_first_step():
 
 
 def test_exact_steps_are_learnt_within_a_hundredth():
-    assert max(errors(teach(Fitted(), 64))) < 0.01
+    assert max(errors(teach(asked(), 64))) < 0.01
 
 
 def test_first_steps_are_fitted_at_once():
-    assert errors(teach(Fitted(), 1))[1] < 0.7 < errors(Fitted())[1]
-    assert max(errors(teach(Fitted(), 8))) < 0.2
+    assert errors(teach(asked(), 1))[1] < 0.7 < errors(asked())[1]
+    assert max(errors(teach(asked(), 8))) < 0.2
 
 
 def test_noise_and_late_steps_move_it_little():
-    model = teach(Fitted(), 640, noise=0.05, late=(0, 5, 50, 400))
+    model = teach(asked(), 640, noise=0.05, late=(0, 5, 50, 400))
     assert max(errors(model)) < 0.05
 
 
 def test_it_follows_a_machine_that_becomes_slower():
-    model = Fitted(memory_steps=100)
+    model = asked(memory_steps=100)
     teach(model, 400)
     teach(model, 400, true=2 * TRUE, seed=1)
     assert max(errors(model, 2 * TRUE)) < 0.05
 
 
 def test_coefficients_are_never_negative_and_arrays_broadcast():
-    model = teach(Fitted(), 50, noise=0.5)
+    model = teach(asked(), 50, noise=0.5)
     assert min(model.coefficients) >= 0
     tokens = np.array([1, 10, 100])
     many = model.seconds(1, tokens, 100, tokens[:, None])
@@ -93,7 +98,7 @@ def test_coefficients_are_never_negative_and_arrays_broadcast():
 
 
 def test_overlapped_steps_count_from_the_end_of_the_one_before():
-    model = Fitted()
+    model = asked()
     for step in range(32):  # each lasts 2 ms and starts to be planned while the one before runs
         record = StepRecord(step, 0.002 * step - 0.001, end_s=0.002 * step + 0.002)
         record.num_rows = record.decode_tokens = 1
@@ -103,7 +108,7 @@ def test_overlapped_steps_count_from_the_end_of_the_one_before():
 
 def test_steps_that_went_in_one_are_taken_by_their_mean():
     """Eight steps of 4 rows: a context of 400 that grows by 4 a step."""
-    model, now_s = Fitted(), 0.0
+    model, now_s = asked(), 0.0
     true = np.array([0.004, 0.0, 0.0, 1e-5, 0.0])
     for number in range(64):
         context = 400 + 100 * (number % 7)
@@ -118,9 +123,13 @@ def test_steps_that_went_in_one_are_taken_by_their_mean():
 
 
 def test_steps_that_compute_nothing_teach_nothing():
-    model = Fitted()
+    model = asked()
     model.on_step(StepEvent(StepRecord(0, 0.0, end_s=5.0), (), (), np.empty(0, np.int32)))
     assert model.num_steps == 0
+
+
+def test_nothing_is_learnt_where_another_plugin_says_how_long_steps_take():
+    assert teach(Fitted(), 64).num_steps == 0
 
 
 def test_non_negative_is_the_best_of_a_fine_search():
