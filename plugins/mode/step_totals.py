@@ -2,8 +2,9 @@
 metrics."""
 
 import math
-from collections import Counter
+from collections import Counter, defaultdict
 from dataclasses import dataclass, field
+from operator import attrgetter
 
 from core.records import StepRecord
 
@@ -15,6 +16,7 @@ SUMMED = (
     "duplicate_prefill_tokens",
     "pages_evicted",
 )
+_summed = attrgetter(*SUMMED)
 
 
 @dataclass(slots=True)
@@ -37,34 +39,38 @@ class StepTotals:
     busy_s: float = 0.0
     last_end_s: float | None = None
     counts: Counter[str] = field(default_factory=Counter)
-    host_us: dict[str, float] = field(default_factory=dict)
-    integrals: dict[str, float] = field(default_factory=dict)
+    host_us: dict[str, float] = field(default_factory=lambda: defaultdict(float))
+    integrals: dict[str, float] = field(default_factory=lambda: defaultdict(float))
     peaks: dict[str, int] = field(default_factory=dict)
 
     def add(self, record: StepRecord) -> None:
         """Count one step (or `record.steps` equal ones). Records come in order."""
         if not self.measure_from_s <= record.start_s <= self.measure_to_s:
             return
-        self.steps += record.steps
-        for name in SUMMED:
-            self.counts[name] += getattr(record, name)
-        self.counts["preemptions"] += sum(c.kind == "preempted" for c in record.choices)
-        self.counts["launches"] += record.steps * (record.num_rows > 0)
-        self.counts["graph_launches"] += record.steps * (record.graph_rows > 0)
-        self.counts["graph_rows"] += record.steps * record.graph_rows
-        padding = max(record.graph_rows - record.num_rows, 0)
-        self.counts["padding_rows"] += record.steps * padding
+        counts, steps = self.counts, record.steps
+        self.steps += steps
+        for name, value in zip(SUMMED, _summed(record), strict=True):
+            if value:
+                counts[name] += value
+        if record.choices:
+            counts["preemptions"] += sum([c.kind == "preempted" for c in record.choices])
+        if record.num_rows:
+            counts["launches"] += steps
+        if record.graph_rows:
+            counts["graph_launches"] += steps
+            counts["graph_rows"] += steps * record.graph_rows
+            counts["padding_rows"] += steps * max(record.graph_rows - record.num_rows, 0)
         for part, micros in record.host_us.items():
-            self.host_us[part] = self.host_us.get(part, 0.0) + micros
+            self.host_us[part] += micros
         before_s = record.start_s if self.last_end_s is None else self.last_end_s
         weight_s = max(record.end_s - max(record.start_s, before_s), 0.0)
         self.busy_s += weight_s
         self.last_end_s = max(record.end_s, before_s)
         before = self._before_end(record) if record.steps > 1 else {}
         for name, value in self._levels(record).items():
-            mean = value - before.get(name, 0.0)
-            self.integrals[name] = self.integrals.get(name, 0.0) + weight_s * mean
-            self.peaks[name] = max(self.peaks.get(name, 0), value)
+            self.integrals[name] += weight_s * (value - before.get(name, 0.0))
+            if value > self.peaks.get(name, -1):
+                self.peaks[name] = value
 
     def mean(self, name: str) -> float | None:
         """Time-weighted mean of a level, None without time."""
