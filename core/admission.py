@@ -55,9 +55,8 @@ class Admission:
     def take_back(self, admitted: Admitted, record: StepRecord) -> None:
         """The step has no page for an admission after all: it goes back to its place, unharmed."""
         self._state.wait(admitted.sequence)
-        self._state.note(
-            record, admitted.sequence, "unadmitted", CORE, "no page for its first tokens"
-        )
+        reason = "no page for its first tokens"
+        self._state.note(record, admitted.sequence, "unadmitted", CORE, reason)
 
     def confirm(self, admitted: list[Admitted], record: StepRecord) -> None:
         """Write the admissions that stand into the records."""

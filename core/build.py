@@ -1,7 +1,7 @@
 """Assemble an engine from its plugins."""
 
 from dataclasses import replace
-from functools import cache
+from functools import cache, partial
 
 from core import queries
 from core.clock import Clock
@@ -33,16 +33,9 @@ def build_engine(
 
     record_rows: list each step's rows in its record (costs host time with many running).
     contains_faults: an exception of a hook that concerns one request fails that request alone."""
-    model_query = queries.ModelQuery(device, seed, progress)
-    model = cache(lambda: hooks.build("build_model", model_query))
-    query = queries.ExecutorQuery(
-        engine=config,
-        seed=seed,
-        clock=clock,
-        model=model,
-        attention=lambda query: hooks.build("build_attention", query),
-        progress=progress,
-    )
+    model = cache(partial(hooks.build, "build_model", queries.ModelQuery(device, seed, progress)))
+    attention = partial(hooks.build, "build_attention")
+    query = queries.ExecutorQuery(config, seed, clock, model, attention, progress)
     executor: Executor = hooks.build("build_executor", query)
     max_model_len = _model_len(config, executor)
     tokens = PROBE_TOKENS if config.pool_tokens == AUTO else int(config.pool_tokens)

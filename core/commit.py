@@ -4,15 +4,30 @@ Settling needs no token value of its launch: pages that a launch filled hold tok
 and a sequence whose limit is reached ends whatever its last token says. So memory moves at the same
 point of a step whether or not launches overlap: with forced lengths every decision is the same."""
 
+from dataclasses import dataclass
+
 import numpy as np
 from numpy.typing import NDArray
 
 from core.launch import Launch, LaunchResult
-from core.pack import own_end_tokens
+from core.pack import end_token_ids
 from core.records import StepRecord
 from core.request import SLOT_MASK, FinishReason, Sequence
 from core.state import CORE, EngineState
 from core.table import EndTokens, State
+
+Ids = NDArray[np.int64]
+Tokens = NDArray[np.int32]
+
+
+@dataclass(slots=True, eq=False)
+class InFlight:
+    """A launch that is not collected yet: whose rows it has, and the record of its step."""
+
+    launch: Launch
+    ids: Ids
+    record: StepRecord
+    first: LaunchResult | None = None  # of steps that went in one, committed before the last
 
 
 class Committer:
@@ -22,17 +37,18 @@ class Committer:
         self._state = state
         self._model_ends = np.array(state.model_end_tokens, np.int32)
 
-    def settle(self, launch: Launch, ids: NDArray[np.int64], record: StepRecord) -> None:
+    def settle(self, entry: InFlight) -> None:
         """Publish finished prompt pages, fork choices, release who reached their limit."""
+        launch, ids, record = entry.launch, entry.ids, entry.record
         state, table = self._state, self._state.table
         slots = ids & SLOT_MASK
-        prompt, ends = table.prompt[slots], launch.first_positions + launch.num_tokens
-        full = table.known[slots] + table.in_flight[slots]
-        limit = np.minimum(prompt + table.output_limit[slots], state.max_model_len)
-        unsampled = (table.output_limit[slots] == 0) & (ends >= prompt)
-        ending = (launch.samples & (full >= limit)) | unsampled
-        chunk = (launch.num_tokens > 1) | ((launch.first_positions < prompt) & (ends >= prompt))
-        for index in np.flatnonzero(ending | chunk).tolist():
+        prompt, limit = table.prompt[slots], table.length_limit[slots]
+        ends = launch.first_positions + launch.num_tokens
+        launched = table.known[slots] + table.in_flight[slots]
+        # Who wants no token at all ends with its prompt.
+        ending = (launched >= limit) & (launch.samples | (ends >= limit))
+        filled = (launch.num_tokens > 1) | (ends == prompt)
+        for index in (ending | filled).nonzero()[0].tolist():
             sequence = table.get(int(ids[index]))
             if sequence is None or table.state[sequence.slot] != State.RUNNING:
                 continue  # an end token of the launch before ended it
@@ -43,12 +59,29 @@ class Committer:
             if ending[index]:
                 record.duplicate_prefill_tokens += state.drain(sequence)
 
-    def commit(
-        self, launch: Launch, ids: NDArray[np.int64], result: LaunchResult, record: StepRecord
-    ) -> tuple[list[Sequence], NDArray[np.int32]]:
+    def take_in(
+        self, sampled: Ids, result: LaunchResult, step: int
+    ) -> tuple[NDArray[np.bool_], list[Sequence], Tokens]:
+        """Append the tokens that the sequences of these ids got from `step` on; returns which of
+        them still live, these, and their tokens [n, k]. Late ones of an ended one are dropped."""
+        table = self._state.table
+        ends_s = np.array([self._state.now_s]) if result.ends_s is None else result.ends_s
+        num, slots = len(ends_s), sampled & SLOT_MASK
+        alive, streams = table.id[slots] == sampled, result.tokens.reshape(len(sampled), num)
+        if np.count_nonzero(alive) < len(alive):
+            slots, streams = slots[alive], streams[alive]
+        sequences = list(map(table.at, slots.tolist()))
+        table.known[slots] += num
+        table.in_flight[slots] -= num
+        table.last_token[slots] = streams[:, -1]
+        table.recent.append(slots, sequences, streams, ends_s, np.arange(step, step + num))
+        return alive, sequences, streams
+
+    def commit(self, entry: InFlight, result: LaunchResult) -> tuple[list[Sequence], Tokens]:
         """End who failed, append the sampled tokens, end who is done; returns whose tokens came and
-        the tokens. Late ones of an ended sequence are dropped; a preempted one keeps its own."""
+        the tokens, with those that came first. A preempted one keeps its own."""
         state, table = self._state, self._state.table
+        launch, ids, record, first = entry.launch, entry.ids, entry.record, entry.first
         sampled = ids[launch.samples]
         for row, error in result.errors.items():
             position = int(launch.first_positions[row] + launch.num_tokens[row])
@@ -58,33 +91,34 @@ class Committer:
         self._prompt_logprobs(launch, ids, result)
         if len(sampled) < len(ids):
             self._end_unsampled(ids[~launch.samples], record)
-        alive = table.id[sampled & SLOT_MASK] == sampled
-        slots, steps = (sampled & SLOT_MASK)[alive], record.step + np.arange(launch.repeats)
-        streams = result.tokens.reshape(len(sampled), launch.repeats)[alive]
-        tokens = streams[:, -1]
-        sequences = list(map(table.at, slots.tolist()))
-        table.known[slots] += launch.repeats
-        table.in_flight[slots] -= launch.repeats
-        table.last_token[slots] = tokens
-        ends_s = np.array([state.now_s]) if result.ends_s is None else result.ends_s
-        table.recent.append(slots, sequences, streams, ends_s, steps)
-        if launch.repeats > 1 and not state.config.overlap:  # pages hold tokens of this launch
-            self.settle(launch, ids, record)
-        for place, entry in result.logprobs.items():
+        step = record.step + record.steps - (1 if first is not None else launch.repeats)
+        alive, sequences, streams = self.take_in(sampled, result, step)
+        if launch.repeats > 1 and first is None:  # pages hold tokens of this launch
+            self.settle(entry)
+        for place, scores in result.logprobs.items():
             if alive[place]:
-                table.at(int(sampled[place]) & SLOT_MASK).record.logprobs.append(entry)
+                table.at(int(sampled[place]) & SLOT_MASK).record.logprobs.append(scores)
+        self._finish(sequences, (sampled & SLOT_MASK)[alive], streams[:, -1], record)
+        if first is not None:
+            before = first.tokens.reshape(len(sampled), -1)[alive]
+            streams = np.concatenate((before, streams), axis=1)
+        record.sampled_tokens = streams.size
+        return sequences, streams.ravel()
+
+    def _finish(
+        self, sequences: list[Sequence], slots: Ids, tokens: Tokens, record: StepRecord
+    ) -> None:
+        """End who is done with its latest token; who waits has a new one."""
+        state, table = self._state, self._state.table
         stops = self._stops(sequences, slots, tokens)
-        done = stops | (table.state[slots] == State.DRAINING)
-        for index in np.flatnonzero(done).tolist():
+        for index in (stops | (table.state[slots] == State.DRAINING)).nonzero()[0].tolist():
             sequence = sequences[index]
             reason = FinishReason.stop if stops[index] else sequence.ending
             if reason is not FinishReason.capacity:
                 state.note(record, sequence, "finished", CORE, reason.value)
             state.finish(sequence, reason, sequence.error if not stops[index] else "")
-        for index in np.flatnonzero(table.state[slots] == State.WAITING).tolist():
+        for index in (table.state[slots] == State.WAITING).nonzero()[0].tolist():
             state.waiting.touch(sequences[index].id)
-        record.sampled_tokens = len(sequences) * launch.repeats
-        return sequences, streams.ravel()
 
     def fail(self, id: int, error: str, record: StepRecord) -> list[Sequence]:
         """End the request of a sequence, if it still lives, with all its choices; returns these."""
@@ -98,7 +132,7 @@ class Committer:
         state.end(live, FinishReason.error, message)
         return choices
 
-    def _end_unsampled(self, ids: NDArray[np.int64], record: StepRecord) -> None:
+    def _end_unsampled(self, ids: Ids, record: StepRecord) -> None:
         """Requests that want no token end when the log-probabilities of their prompt are in."""
         state, table = self._state, self._state.table
         slots = ids & SLOT_MASK
@@ -107,22 +141,18 @@ class Committer:
             state.note(record, table.at(slot), "finished", CORE, FinishReason.length.value)
             state.finish(table.at(slot), FinishReason.length)
 
-    def _stops(
-        self, sequences: list[Sequence], slots: NDArray[np.int64], tokens: NDArray[np.int32]
-    ) -> NDArray[np.bool_]:
+    def _stops(self, sequences: list[Sequence], slots: Ids, tokens: Tokens) -> NDArray[np.bool_]:
         kinds = self._state.table.end_tokens[slots]
-        if not kinds.any():
+        if not np.count_nonzero(kinds):
             return np.zeros(len(kinds), np.bool_)
         ends_model = (tokens[:, None] == self._model_ends).any(axis=1)
         stops: NDArray[np.bool_] = (kinds == EndTokens.MODEL) & ends_model
         for index in np.flatnonzero(kinds == EndTokens.OWN).tolist():
-            ends = own_end_tokens(sequences[index], self._state.model_end_tokens)
+            ends = end_token_ids(sequences[index].request, self._state.model_end_tokens)
             stops[index] = int(tokens[index]) in ends
         return stops
 
-    def _prompt_logprobs(
-        self, launch: Launch, ids: NDArray[np.int64], result: LaunchResult
-    ) -> None:
+    def _prompt_logprobs(self, launch: Launch, ids: Ids, result: LaunchResult) -> None:
         for row, entries in result.prompt_logprobs.items():
             sequence = self._state.table.get(int(ids[row]))
             if sequence is not None and sequence.choice == 0:

@@ -9,29 +9,20 @@ import numpy as np
 from numpy.typing import NDArray
 
 from core.clock import Clock
-from core.commit import Committer
+from core.commit import Committer, InFlight
 from core.errors import EngineStoppedError, LaunchError, PolicyError
 from core.hooks import Hooks
 from core.invariants import check_invariants
-from core.launch import Launch
+from core.launch import LaunchResult
 from core.pack import Packer
 from core.planner import Planner, Rows
 from core.protocols import Executor, Sink
 from core.queries import RequestEvent, StepEvent
 from core.records import RequestRecord, StepRecord
 from core.request import FinishReason, Request, Sequence
-from core.state import EngineState, Live
+from core.state import EngineState
 
 MAX_IDLE_STEPS = 8  # steps in a row in which an idle engine may refuse everyone who waits
-
-
-@dataclass(slots=True, eq=False)
-class InFlight:
-    """A launch that is not collected yet: whose rows it has, and the record of its step."""
-
-    launch: Launch
-    ids: NDArray[np.int64]
-    record: StepRecord
 
 
 @dataclass(slots=True, eq=False)
@@ -178,6 +169,8 @@ class Engine:
         due = len(self._in_flight) > 1 or (self._in_flight and not overlap)
         event = self._commit(self._in_flight.popleft()) if due else None
         if launched and overlap:
+            if record.steps > 1:
+                self._commit_all_but_last(self._in_flight[-1])
             self._settle(self._in_flight[-1])
         if not launched and (record.choices or self.state.ended):
             self._measure(record)
@@ -189,11 +182,28 @@ class Engine:
 
     def _settle(self, entry: InFlight) -> None:
         watch = Stopwatch()
-        self._committer.settle(entry.launch, entry.ids, entry.record)
+        self._committer.settle(entry)
+        watch.lap(entry.record, "commit")
+
+    def _commit_all_but_last(self, entry: InFlight) -> None:
+        """Of steps that went in one, while the last is in flight: nobody ends before it."""
+        watch = Stopwatch()
+        entry.first = self._collect(entry, watch)
+        self._committer.take_in(entry.ids, entry.first, entry.record.step)
         watch.lap(entry.record, "commit")
 
     def _commit(self, entry: InFlight) -> StepEvent:
         watch = Stopwatch()
+        result = self._collect(entry, watch)
+        self.state.memory.collected(result.launch_id)
+        entry.record.graph_rows, entry.record.attention = result.graph_rows, result.attention
+        sequences, tokens = self._committer.commit(entry, result)
+        watch.lap(entry.record, "commit")
+        event = self._emit(entry.record, sequences, tokens)
+        watch.lap(entry.record, "observers")
+        return event
+
+    def _collect(self, entry: InFlight, watch: "Stopwatch") -> LaunchResult:
         try:
             result = self.executor.collect()
         except Exception as error:
@@ -202,15 +212,8 @@ class Engine:
         watch.lap(entry.record, "collect")
         if result.launch_id != entry.launch.launch_id:
             raise AssertionError(f"collected {result.launch_id}, expected {entry.launch.launch_id}")
-        state = self.state
-        state.now_s = state.clock.now()
-        state.memory.collected(result.launch_id)
-        entry.record.graph_rows, entry.record.attention = result.graph_rows, result.attention
-        sequences, tokens = self._committer.commit(entry.launch, entry.ids, result, entry.record)
-        watch.lap(entry.record, "commit")
-        event = self._emit(entry.record, sequences, tokens)
-        watch.lap(entry.record, "observers")
-        return event
+        self.state.now_s = self.state.clock.now()
+        return result
 
     def _drain(self) -> None:
         while self._inbox:
@@ -234,8 +237,8 @@ class Engine:
         stuck = not launched and not self._in_flight and len(self.state.waiting)
         self._idle_steps = self._idle_steps + 1 if stuck else 0
         if self._idle_steps >= MAX_IDLE_STEPS:
-            refusals = [c for c in record.choices if c.kind in ("refused", "skipped")]
-            last = refusals[-1] if refusals else None
+            refusals = (c for c in record.choices[::-1] if c.kind in ("refused", "skipped"))
+            last = next(refusals, None)
             raise PolicyError(
                 f"nothing runs and nobody was admitted in {MAX_IDLE_STEPS} steps;"
                 + (f" {last.plugin} on {last.request_id!r}: {last.reason}" if last else "")
@@ -248,22 +251,21 @@ class Engine:
     def _measure(self, record: StepRecord) -> None:
         state, ledger = self.state, self.state.memory.ledger
         size = state.memory.page_size
-        running = state.table.view(state.running)
+        table, running = state.table, state.running
         record.waiting, record.running = len(state.waiting), len(state.running)
         record.pages_free, record.pages_tree = ledger.num_free, ledger.num_tree
         record.pages_request = ledger.num_request
         record.pages_evictable = state.memory.cache.num_evictable
         record.pages_evicted, state.memory.pages_evicted = state.memory.pages_evicted, 0
         shared_twice = ledger.request_refs - ledger.num_request
-        private = running.computed - running.pages_shared * size
+        private = table.computed[running] - table.pages_shared[running] * size
         record.used_tokens = int(private.sum()) - shared_twice * size
 
     def _emit(
         self, record: StepRecord, sequences: list[Sequence], tokens: NDArray[np.int32]
     ) -> StepEvent:
         record.end_s = self.state.now_s
-        ended: list[Live] = self.state.ended[:]
-        self.state.ended.clear()
+        ended, self.state.ended = self.state.ended, []
         rows = [sequence.key for sequence in sequences]
         event = StepEvent(record, rows, tokens, tuple([live.record for live in ended]))
         for sink in self.sinks:

@@ -54,19 +54,21 @@ class Hooks:
         for name, plugin in plugins.items():
             self._register(name, plugin, default=False)
         self._refuse_rivals()
-        self._heard = {hook for entry in self.registered.values() for hook in entry.usage}
-        self.displaces = any(
-            "decide_preemption" in entry.usage and getattr(entry.plugin, "displaces", False)
-            for entry in self.registered.values()
-        )
-        asked = [e.plugin for e in self.registered.values() if e.usage.keys() & EACH_STEP]
-        self.steady = all(getattr(plugin, "steady", False) for plugin in asked)
+        self._calls: dict[str, list[pluggy.HookImpl]] = {
+            hook: getattr(self._manager.hook, hook).get_hookimpls()[::-1] for hook in HOOK_NAMES
+        }
+        preempting = self._plugins({"decide_preemption"})
+        self.displaces = any(getattr(plugin, "displaces", False) for plugin in preempting)
+        self.steady = all(getattr(plugin, "steady", False) for plugin in self._plugins(EACH_STEP))
         predictor = self.registered.get(self.in_charge().get("build_length_predictor", ""))
         self.oracle = bool(predictor and getattr(predictor.plugin, "oracle", False))
 
     def ask(self, hook: str, query: object) -> Any:
-        """The first answer to a `decide_*` hook other than None, else None."""
-        return getattr(self._manager.hook, hook)(query=query)
+        """The first answer to a `decide_*` hook other than None, else None: pluggy, but faster."""
+        for call in self._calls[hook]:
+            if (answer := call.function(query)) is not None:
+                return answer
+        return None
 
     def decide(self, hook: str, query: object) -> tuple[Any, str]:
         """An answer and whose it is. Raises PolicyError when nobody answers."""
@@ -88,17 +90,16 @@ class Hooks:
 
     def notify(self, hook: str, query: object) -> None:
         """Call an `on_*` hook."""
-        if hook in self._heard:
-            getattr(self._manager.hook, hook)(query=query)
+        for call in self._calls[hook]:
+            call.function(query)
 
     def in_charge(self) -> dict[str, str]:
         """hook -> the plugin asked first, for every hook that decides or builds."""
-        charge = {}
-        for hook in HOOK_NAMES:
-            implementations = getattr(self._manager.hook, hook).get_hookimpls()
-            if implementations and not hook.startswith("on_"):
-                charge[hook] = implementations[-1].plugin_name
-        return charge
+        deciding = ((hook, calls) for hook, calls in self._calls.items() if hook[:3] != "on_")
+        return {hook: calls[0].plugin_name for hook, calls in deciding if calls}
+
+    def _plugins(self, hooks: set[str]) -> list[object]:
+        return [e.plugin for e in self.registered.values() if e.usage.keys() & hooks]
 
     def _register(self, name: str, plugin: object, default: bool) -> None:
         if name in self.registered:

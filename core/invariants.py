@@ -67,14 +67,11 @@ def _check_sequences(state: EngineState) -> None:
         queued = sequence.id in state.waiting
         _equal(f"sequence {sequence.id} waits and is queued", now == State.WAITING, queued)
         _equal(f"sequence {sequence.id} has a row", now == State.RUNNING, sequence.row is not None)
-        _equal(
-            f"sequence {sequence.id} known tokens",
-            int(table.known[slot]),
-            len(table.tokens(sequence)),
-        )
+        known = int(table.known[slot])
+        _equal(f"sequence {sequence.id} known tokens", known, len(table.tokens(sequence)))
         if now == State.RUNNING:
             room = int(table.pages_held[slot]) * memory.page_size
-            most = min(room, int(table.known[slot] + table.in_flight[slot]))
+            most = min(room, known + int(table.in_flight[slot]))
             if (have := table.computed[slot]) > most:
                 raise InvariantError(f"sequence {sequence.id}: computed {have} of {most}")
     _equal("live handles on the cache", memory.cache.num_handles, handles)

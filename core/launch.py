@@ -54,7 +54,8 @@ class Launch:
     for output position first_position + num_tokens - prompt_len. num_decode_rows: rows [0,
     num_decode_rows) have one token each. table_updates: int32 [num_updates, 3] of (row, page index,
     page id), applied after `setups`, before use. repeats: rows of one token run so many times, each
-    time a token further; above 1 only for an executor with `forecast`."""
+    time a token further, until ends_s as its `forecast` said; above 1 only for an executor with
+    one. With engine.overlap it has two results: of all times but the last, and of the last."""
 
     launch_id: int
     row_ids: Int32
@@ -67,6 +68,7 @@ class Launch:
     table_updates: Int32
     setups: tuple[RowSetup, ...]
     repeats: int = 1
+    ends_s: NDArray[np.float64] | None = None
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -82,8 +84,8 @@ class TokenLogprobs:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class LaunchResult:
-    """What a launch yielded. tokens int32 [samples.sum()], in row order; if it repeats, so many of
-    each row, got at ends_s [repeats].
+    """What a launch yielded. tokens int32 [samples.sum()], in row order; if it repeats, k of each
+    row, got at ends_s [k].
 
     errors: row index in the launch -> why its logits hold no token; its request fails, and nothing
     else of that row counts. logprobs: index into tokens -> entry, for rows that asked.

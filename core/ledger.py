@@ -23,10 +23,10 @@ class PageLedger:
     pages read by a launch in flight: launches run in order, so the next may rewrite them."""
 
     def __init__(self, num_pages: int) -> None:
-        self.classes = np.full(num_pages + 1, PageClass.FREE, np.int8)
-        self.classes[0] = PageClass.RESERVED
+        self._bounded = np.full(num_pages + 2, PageClass.RESERVED, np.int8)
+        self.classes = self._bounded[:-1]  # with a bound on either side: what no page may be
+        self.classes[1:] = PageClass.FREE
         self.refs = np.zeros(num_pages + 1, np.int32)
-        self._place = np.zeros(num_pages + 1, np.int64)  # scratch: where in a list a page is last
         self.num_pages = num_pages
         self.num_free = num_pages
         self.num_tree = 0
@@ -41,27 +41,28 @@ class PageLedger:
         """FREE -> REQUEST with one reference. Raises InvariantError naming `by`, the allocator."""
         self._require(pages, PageClass.FREE, f"{by} handed out")
         self.classes[pages] = PageClass.REQUEST
-        self.refs[pages] += 1
+        self.refs[pages] = 1
         self.num_free -= len(pages)
         self.request_refs += len(pages)
 
     def share(self, pages: Pages) -> None:
         """One more sequence uses `pages`."""
-        inside = len(pages) == 0 or (pages.min() > 0 and pages.max() <= self.num_pages)
-        if not inside or (len(pages) and self.classes[pages].min() < PageClass.TREE):
+        classes = self._classes(pages)
+        if np.count_nonzero(classes >= PageClass.TREE) < len(pages):
             raise InvariantError(f"shared pages that nobody owns: {self._named(pages)}")
         self.refs[pages] += 1
-        self.request_refs += int((self.classes[pages] == PageClass.REQUEST).sum())
+        self.request_refs += int(np.count_nonzero(classes == PageClass.REQUEST))
 
     def drop(self, pages: Pages) -> Pages:
         """A sequence lets go of `pages`; returns those that became FREE."""
-        if len(pages) and self.refs[pages].min() < 1:
-            unused = pages[self.refs[pages] < 1]
-            raise InvariantError(f"pages dropped more often than used: {self._named(unused)}")
-        self.refs[pages] -= 1
-        owned = pages[self.classes[pages] == PageClass.REQUEST]
-        self.request_refs -= len(owned)
-        return self._free(owned[self.refs[owned] == 0])
+        left = self.refs[pages] - 1
+        if np.count_nonzero(left < 0):
+            named = self._named(pages[left < 0])
+            raise InvariantError(f"pages dropped more often than used: {named}")
+        self.refs[pages] = left
+        owned = self.classes[pages] == PageClass.REQUEST
+        self.request_refs -= int(np.count_nonzero(owned))
+        return self._free(pages[owned & (left == 0)])
 
     def to_tree(self, pages: Pages) -> None:
         """REQUEST -> TREE: the prefix cache took them over; users stay users."""
@@ -75,6 +76,8 @@ class PageLedger:
         self._require(pages, PageClass.TREE, "the cache dropped")
         self.classes[pages] = PageClass.REQUEST
         self.num_tree -= len(pages)
+        if not np.count_nonzero(self.refs[pages]):
+            return self._free(pages)
         self.request_refs += int(self.refs[pages].sum())
         return self._free(pages[self.refs[pages] == 0])
 
@@ -85,16 +88,16 @@ class PageLedger:
 
     def _require(self, pages: Pages, owner: int, who: str) -> None:
         """Raise InvariantError, changing nothing, unless `pages` are distinct ids of a class."""
-        if len(pages) == 0:
-            return
-        outside = pages.min() < 1 or pages.max() > self.num_pages
-        wrong = (pages < 1) | (pages > self.num_pages) if outside else self.classes[pages] != owner
-        if wrong.any():
+        wrong = self._classes(pages) != owner
+        if np.count_nonzero(wrong):
             named = self._named(pages[wrong])
             raise InvariantError(f"{who} pages that are not {PageClass.NAMES[owner]}: {named}")
-        self._place[pages] = places = np.arange(len(pages))
-        if (self._place[pages] != places).any():
+        if len(set(pages.tolist())) < len(pages):
             raise InvariantError(f"{who} a page twice: {sorted(pages.tolist())}")
+
+    def _classes(self, pages: Pages) -> NDArray[np.int8]:
+        """Classes of `pages`; RESERVED of what is no page of the pool."""
+        return self._bounded.take(pages, mode="clip")
 
     def _named(self, pages: Pages) -> str:
         inside = [p for p in pages.tolist() if 0 <= p <= self.num_pages]

@@ -119,7 +119,9 @@ class KVMemory:
             return False
         cached = look.match.pages if look.match else _NO_PAGES
         self._open_row(sequence, cached, handle)
-        self._append(sequence, pages)
+        held = len(cached) + len(pages)
+        self.page_table[sequence.row, len(cached) : held] = pages
+        self._table.pages_held[sequence.slot] = held
         self._table.computed[sequence.slot] = look.cached_tokens
         return True
 
@@ -144,25 +146,23 @@ class KVMemory:
         growing = counts.nonzero()[0]
         if len(growing) == 0:
             return later
-        if repeats > 1:
-            ends = self._table.computed[slots] + num_tokens * np.arange(1, repeats + 1)[:, None]
-            pages = -(-ends // self.page_size) - self._table.pages_held[slots]
-            totals = np.maximum(pages, 0).sum(axis=1)
-            free = np.maximum(self.ledger.num_free - totals, 0)
-            later = [float(totals[-1] - totals.mean()), float(free.mean() - free[-1])]
-            for total in totals.tolist():
-                self._evict(total - self.ledger.num_free)
         slots, counts = slots[growing], counts[growing]
-        pages = self._allocate(int(counts.sum()))
+        last = np.add.accumulate(counts)
+        total = int(last[-1])
+        if repeats > 1:
+            num_tokens = num_tokens[growing] * np.arange(1, repeats + 1)[:, None]
+            totals = self.pages_short(slots, num_tokens).sum(axis=1).tolist()
+            free = [max(self.ledger.num_free - taken, 0) for taken in totals]
+            later = [total - sum(totals) / repeats, sum(free) / repeats - free[-1]]
+            self._evict(totals)
+        pages = self._allocate(total)
         if pages is None:
-            raise InvariantError(
-                f"{counts.sum()} pages not to be had from a supply of {self.supply}"
-            )
-        rows = np.repeat(self._table.row[slots], counts)
-        first = np.add.accumulate(counts) - counts
-        offsets = np.arange(len(pages)) - np.repeat(first, counts)
-        self.page_table[rows, np.repeat(self._table.pages_held[slots], counts) + offsets] = pages
-        self._table.pages_held[slots] += counts
+            raise InvariantError(f"{total} pages not to be had from a supply of {self.supply}")
+        held = self._table.pages_held[slots]
+        whose = np.repeat(np.arange(len(counts)), counts)
+        places = (held - last + counts)[whose] + np.arange(total)
+        self.page_table[self._table.row[slots][whose], places] = pages
+        self._table.pages_held[slots] = held + counts
         return later
 
     def publish(self, sequence: Sequence) -> int:
@@ -212,7 +212,7 @@ class KVMemory:
             keys = self._keys(sequence, len(self._table.tokens(sequence)))
             tokens = self._table.token_array(sequence)[: len(keys) * self.page_size]
             match = self.cache.match(keys, tokens, sequence.request.namespace)
-            self._reclaim(self.cache.drop(match))
+            self.allocator.free(self.ledger.from_tree(self.cache.drop(match)))
 
     def table_updates(self, rows: NDArray[np.int32], held: NDArray[np.int32]) -> NDArray[np.int32]:
         """Entries of `rows` the device lacks: int32 [num_updates, 3] of (row, page index, page)."""
@@ -256,37 +256,31 @@ class KVMemory:
         self.pages_sent[sequence.row] = 0
         self._table.row[slot] = sequence.row
         self._table.pages_held[slot] = len(pages)
-        self._table.pages_shared[slot] = np.count_nonzero(
-            self.ledger.classes[pages] == PageClass.TREE
-        )
+        classes = self.ledger.classes[pages]
+        self._table.pages_shared[slot] = np.count_nonzero(classes == PageClass.TREE)
         self._table.pages_published[slot] = len(pages) if handle is not None else 0
 
-    def _append(self, sequence: Sequence, pages: NDArray[np.int32]) -> None:
-        held = int(self._table.pages_held[sequence.slot])
-        self.page_table[sequence.row, held : held + len(pages)] = pages
-        self._table.pages_held[sequence.slot] += len(pages)
-
     def _allocate(self, num_pages: int) -> NDArray[np.int32] | None:
-        short = num_pages - self.ledger.num_free
-        if short > 0:
-            self._evict(short)
+        self._evict([num_pages])
         pages = self.allocator.allocate(num_pages)
         if pages is not None:
             self.ledger.take(pages, f"allocator {type(self.allocator).__name__}")
         return pages
 
-    def _evict(self, num_pages: int) -> None:
-        """Evict until that many pages came free, or nothing is left to evict. Dropping a page that
-        a sequence still uses frees nothing."""
-        while num_pages > 0 and self.cache.num_evictable:
-            dropped = self.cache.evict(num_pages)
-            self.pages_evicted += len(dropped)
-            num_pages -= self._reclaim(dropped)
-
-    def _reclaim(self, dropped: NDArray[np.int32]) -> int:
-        freed = self.ledger.from_tree(dropped)
-        self.allocator.free(freed)
-        return len(freed)
+    def _evict(self, wanted: list[int]) -> None:
+        """Evict until so many pages are free, for each of `wanted` in turn, or nothing is left to
+        evict. Dropping a page that a sequence still uses frees nothing."""
+        dropped, free = [], self.ledger.num_free
+        for num_free in wanted:
+            while num_free > free and self.cache.num_evictable:
+                dropped.append(pages := self.cache.evict(num_free - free))
+                free += len(pages) - int(
+                    np.count_nonzero(self.ledger.refs.take(pages, mode="clip"))
+                )
+        if dropped:
+            pages = np.concatenate(dropped)
+            self.pages_evicted += len(pages)
+            self.allocator.free(self.ledger.from_tree(pages))
 
     def _keys(self, sequence: Sequence, num_tokens: int) -> NDArray[np.uint64]:
         have = len(sequence.page_keys)

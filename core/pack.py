@@ -10,7 +10,6 @@ from core.planner import Rows
 from core.records import StepRecord
 from core.request import Request, Sequence
 from core.state import EngineState
-from core.table import EndTokens
 
 _NONE = np.empty(0, np.int32)
 
@@ -31,12 +30,13 @@ class Packer:
         if num_chunks:
             order = np.argsort(chunks, kind="stable")
             rows = Rows(rows.slots[order], rows.num_tokens[order])
+        repeats = rows.repeats
         first = table.computed[rows.slots]
         ends = first + rows.num_tokens
         known, in_flight = table.known[rows.slots], table.in_flight[rows.slots]
         feedback = ends > known
-        wants_token = known + in_flight - table.prompt[rows.slots] < table.output_limit[rows.slots]
-        samples = (ends == known + in_flight) & wants_token
+        due = known + in_flight
+        samples = (ends == due) & (due < table.length_limit[rows.slots])
         row_ids = table.row[rows.slots]
         fresh = memory.pages_sent[row_ids] == 0
         launch = Launch(
@@ -49,35 +49,36 @@ class Packer:
             samples=samples,
             num_decode_rows=len(row_ids) - num_chunks,
             table_updates=self._table_updates(row_ids, table.pages_held[rows.slots]),
-            setups=tuple(self._setup(table.at(slot)) for slot in rows.slots[fresh].tolist()),
-            repeats=rows.repeats,
+            setups=tuple([self._setup(table.at(slot)) for slot in rows.slots[fresh].tolist()]),
+            repeats=repeats,
+            ends_s=rows.ends_s,
         )
         self.next_id += 1
-        table.computed[rows.slots] = ends + (rows.repeats - 1)
-        table.in_flight[rows.slots] += samples * np.int32(rows.repeats)
-        record.steps = rows.repeats
-        table.last_step[rows.slots] = record.step + record.steps - 1
+        table.computed[rows.slots] = ends if repeats == 1 else ends + (repeats - 1)
+        table.in_flight[rows.slots] = in_flight + samples * np.int32(repeats)
+        record.steps = repeats
+        table.last_step[rows.slots] = record.step + repeats - 1
         memory.launched(launch.launch_id, row_ids)
         return launch, rows
 
     def account(self, launch: Launch, rows: Rows, record: StepRecord) -> None:
         """Count the tokens of a launch that is on its way."""
         table, num_tokens = self._state.table, rows.num_tokens
-        again = table.computed_max[rows.slots] - launch.first_positions
         repeats, decode_rows = rows.repeats, launch.num_decode_rows
         record.decode_tokens = decode_rows * repeats
-        record.prefill_tokens = int(num_tokens.sum()) - decode_rows
-        if again.max() > 0:
-            again = np.clip(again, 0, num_tokens)
+        if np.count_nonzero(computed_max := table.computed_max[rows.slots]):
+            again = np.clip(computed_max - launch.first_positions, 0, num_tokens)
             record.recomputed_tokens = int(again.sum())
             table.recomputed_total[rows.slots] += again
         ends = launch.first_positions + num_tokens
         further = decode_rows * (repeats * (repeats - 1) // 2)  # tokens that repeats read besides
-        record.kv_tokens = int(ends.sum()) * repeats + further
-        # A row's new tokens attend to first + 1 .. end tokens.
-        twice_mean = (launch.first_positions + ends + 1).astype(np.int64)
-        record.attended = int(num_tokens @ twice_mean) // 2 * repeats + further
-        table.computed_total[rows.slots] += num_tokens * np.int32(repeats)
+        record.kv_tokens = record.attended = int(ends.sum()) * repeats + further
+        if decode_rows < len(num_tokens):
+            record.prefill_tokens = int(num_tokens.sum()) - decode_rows
+            # A row's new tokens attend to first + 1 .. end tokens.
+            twice_mean = (launch.first_positions + ends + 1).astype(np.int64)
+            record.attended = int(num_tokens @ twice_mean) // 2
+        table.computed_total[rows.slots] += num_tokens if repeats == 1 else repeats
 
     def _table_updates(self, row_ids: Int32, held: Int32) -> Int32:
         memory = self._state.memory
@@ -108,11 +109,6 @@ class Packer:
     def _setup(self, sequence: Sequence) -> RowSetup:
         state, params = self._state, sequence.request.params
         slot = sequence.slot
-        ends = {
-            EndTokens.NONE: (),
-            EndTokens.MODEL: state.model_end_tokens,
-            EndTokens.OWN: own_end_tokens(sequence, state.model_end_tokens),
-        }[int(state.table.end_tokens[slot])]
         return RowSetup(
             row=int(state.table.row[slot]),
             params=params,
@@ -120,13 +116,16 @@ class Packer:
             tokens=state.table.token_array(sequence),
             seed=request_seed(state.seed, sequence.request),
             choice=sequence.choice,
-            end_token_ids=tuple(ends),
+            end_token_ids=end_token_ids(sequence.request, state.model_end_tokens),
         )
 
 
-def own_end_tokens(sequence: Sequence, model_end_tokens: tuple[int, ...]) -> tuple[int, ...]:
-    """The ids that stop a sequence with stop_token_ids: these, and the model's unless ignored."""
-    params = sequence.request.params
+def end_token_ids(request: Request, model_end_tokens: tuple[int, ...]) -> tuple[int, ...]:
+    """The ids that stop a request's sequences: its own, and the model's unless these are ignored;
+    none of a forced length."""
+    params = request.params
+    if request.forced_output is not None:
+        return ()
     return params.stop_token_ids + (() if params.ignore_eos else model_end_tokens)
 
 

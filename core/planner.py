@@ -14,16 +14,17 @@ from core.recent import MOST
 from core.records import StepRecord
 from core.request import SLOT_MASK, FinishReason
 from core.state import CORE, EngineState
-from core.table import EndTokens
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Rows:
-    """A step's rows: table slots int64 [n] and tokens to compute int32 [n], so many times."""
+    """A step's rows: table slots int64 [n] and tokens to compute int32 [n]; repeats and ends_s as
+    in Launch."""
 
     slots: NDArray[np.int64]
     num_tokens: NDArray[np.int32]
     repeats: int = 1
+    ends_s: NDArray[np.float64] | None = None
 
     def keep(self, mask: NDArray[np.bool_]) -> "Rows":
         """The rows where `mask` holds."""
@@ -78,22 +79,16 @@ class Planner:
     def _checked(self, decision: BatchDecision, query: BatchQuery, plugin: str) -> Rows:
         ids = np.asarray(decision.ids, np.int64)
         num_tokens = np.asarray(decision.num_tokens, np.int32)
-        table = self._state.table
-        slots = ids & SLOT_MASK
         where = f"decide_batch of {plugin}"
         if ids.ndim != 1 or ids.shape != num_tokens.shape or len(ids) == 0:
             shapes = f"{ids.shape}, {num_tokens.shape}"
             raise PolicyError(f"{where}: ids, num_tokens must be of one length >= 1, got {shapes}")
-        unnamed = np.zeros(len(table.sequences), np.bool_)
-        unnamed[self._state.running] = True
-        if slots.max() >= len(unnamed) or not (unnamed[slots] & (table.id[slots] == ids)).all():
-            raise PolicyError(f"{where}: ids must be running requests, got {ids.tolist()[:4]}")
-        unnamed[slots] = False
-        if np.count_nonzero(unnamed) != len(query.running) - len(ids):
-            raise PolicyError(f"{where}: ids must be distinct, got {ids.tolist()[:8]}")
+        table, slots = self._state.table, self._state.running
+        if ids.tobytes() != table.id[slots].tobytes():  # other than all in their order
+            slots = self._distinct(ids, where)
         left = table.known[slots] + table.in_flight[slots] - table.computed[slots]
         wrong = (num_tokens < 1) | (num_tokens > left)
-        if wrong.any():
+        if np.count_nonzero(wrong):
             index = int(wrong.argmax())
             raise PolicyError(
                 f"{where}: num_tokens must be in [1, remaining = {left[index]}],"
@@ -106,40 +101,56 @@ class Planner:
             )
         return Rows(slots, num_tokens)
 
+    def _distinct(self, ids: NDArray[np.int64], where: str) -> NDArray[np.int64]:
+        """The slots of `ids`. Raises PolicyError unless these are running requests, once each."""
+        table, slots = self._state.table, ids & SLOT_MASK
+        unnamed = np.zeros(len(table.sequences), np.bool_)
+        unnamed[self._state.running] = True
+        if slots.max() >= len(unnamed) or not (unnamed[slots] & (table.id[slots] == ids)).all():
+            raise PolicyError(f"{where}: ids must be running requests, got {ids.tolist()[:4]}")
+        unnamed[slots] = False
+        if np.count_nonzero(unnamed) != len(self._state.running) - len(ids):
+            raise PolicyError(f"{where}: ids must be distinct, got {ids.tolist()[:8]}")
+        return slots
+
     def _repeated(self, rows: Rows, until_s: float) -> Rows:
         """The rows as often as they would be chosen anew before `until_s`, with nothing else to
         decide: all decode, nobody ends earlier, none who waits could start, and there are pages."""
-        state, slots = self._state, rows.slots
-        if self._forecast is None or until_s <= state.now_s or not self._only_decodes(rows):
-            return rows
-        table, memory = state.table, state.memory
-        longest = np.minimum(table.output_limit[slots], state.max_model_len - table.prompt[slots])
-        known = table.known[slots] + table.in_flight[slots]
-        num = np.int32(min(MOST, int((longest - known + table.prompt[slots]).min())))
-        while num > 1 and memory.pages_short(slots, rows.num_tokens * num).sum() > memory.supply:
-            num //= np.int32(2)
-        planned_s, _ = self._forecast(table.row[slots], int(known.sum()), int(num))
-        # With overlap the last of them is planned, and launched, while the others are in flight.
-        repeats = int((planned_s < until_s).sum()) - state.config.overlap
-        return Rows(slots, rows.num_tokens, max(repeats, 1))
-
-    def _only_decodes(self, rows: Rows) -> bool:
         state, table, slots = self._state, self._state.table, rows.slots
-        waits, everyone = len(state.waiting) > 0, len(slots) == len(state.running)
+        if self._forecast is None or until_s <= state.now_s:
+            return rows
+        known = table.known[slots] + table.in_flight[slots]
+        if not self._only_decodes(slots, known):
+            return rows
+        num = min(MOST, int((table.length_limit[slots] - known).min()))
+        while num > 1 and self._short(rows, num) > 0:
+            num //= 2
+        planned_s, ends_s = self._forecast(table.row[slots], int(known.sum()), num)
+        repeats = int(np.count_nonzero(planned_s < until_s))
+        return Rows(slots, rows.num_tokens, repeats, ends_s[:repeats])
+
+    def _only_decodes(self, slots: NDArray[np.int64], known: NDArray[np.int32]) -> bool:
+        """Whether these are all who run, each with one token to compute, beyond its prompt, and an
+        end that no token decides, and none who waits could start. known: tokens, in flight too."""
+        state, table = self._state, self._state.table
         full = len(state.running) >= state.config.max_num_seqs and not state.hooks.displaces
+        nobody_starts = not len(state.waiting) or (full and state.waiting.holds)
         # Whose last token is in flight may bring a request that waits for its end.
         draining = len(state.table) > len(state.running) + len(state.waiting)
-        if not everyone or draining or (waits and not (full and state.waiting.holds)):
+        if len(slots) < len(state.running) or draining or not nobody_starts:
             return False
-        computed, in_flight = table.computed[slots], table.in_flight[slots]
-        decodes = (table.known[slots] + in_flight - computed == 1) & (in_flight <= 1)
-        decodes &= computed >= table.prompt[slots]
-        endless = table.end_tokens[slots] == EndTokens.NONE
-        return bool((decodes & endless & (table.forks[slots] == 0)).all())
+        decodes = (known - table.computed[slots] == 1) & (known > table.prompt[slots])
+        endless = not np.count_nonzero(table.end_tokens[slots])
+        return endless and np.count_nonzero(decodes) == len(slots)
 
-    def _short(self, rows: Rows) -> int:
-        memory = self._state.memory
-        return int(memory.pages_short(rows.slots, rows.num_tokens).sum()) - memory.supply
+    def _short(self, rows: Rows, repeats: int = 1) -> int:
+        """Pages that `rows`, so often, lack beyond the supply; 0 or less: none."""
+        memory, num = self._state.memory, len(rows.slots)
+        most_tokens = num * repeats if repeats > 1 else self._state.config.max_num_batched_tokens
+        if num + most_tokens // memory.page_size <= memory.supply:
+            return 0  # no need to count
+        num_tokens = rows.num_tokens * np.int32(repeats)
+        return int(memory.pages_short(rows.slots, num_tokens).sum()) - memory.supply
 
     def _take_back(self, rows: Rows, admitted: list[Admitted], record: StepRecord) -> Rows:
         """Undo admissions, the last first, while the batch does not fit and someone else runs."""
@@ -154,17 +165,11 @@ class Planner:
     def _trim(self, rows: Rows) -> Rows:
         """The leading rows that fit, the first that does not cut to what is left."""
         memory, table = self._state.memory, self._state.table
-        left = memory.supply
-        num_tokens = rows.num_tokens.copy()
-        short = memory.pages_short(rows.slots, num_tokens)
-        for index in np.flatnonzero(short):
-            slot = rows.slots[index]
-            granted = min(int(short[index]), left)
-            room = (int(table.pages_held[slot]) + granted) * memory.page_size - int(
-                table.computed[slot]
-            )
-            num_tokens[index] = min(int(num_tokens[index]), room)
-            left -= granted
+        short = memory.pages_short(rows.slots, rows.num_tokens)
+        left = memory.supply - (np.cumsum(short) - short)
+        held = table.pages_held[rows.slots] + np.clip(left, 0, short)
+        room = held * memory.page_size - table.computed[rows.slots]
+        num_tokens = np.minimum(rows.num_tokens, room).astype(np.int32)
         return Rows(rows.slots, num_tokens).keep(num_tokens > 0)
 
     def _preempt(self, rows: Rows, record: StepRecord) -> None:

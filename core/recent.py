@@ -37,11 +37,13 @@ class RecentTokens:
     ) -> None:
         """The sequences in `slots` got tokens [len(slots), k], k <= MOST, at times_s [k] in steps
         [k]."""
-        for index in (self.count[slots] > MOST - tokens.shape[1]).nonzero()[0].tolist():
+        num = tokens.shape[1]
+        for index in (self.count[slots] > MOST - num).nonzero()[0].tolist():
             self.write_out(sequences[index])
-        where = slots[:, None], self.count[slots][:, None] + np.arange(tokens.shape[1])
+        count = self.count[slots]
+        where = slots[:, None], count[:, None] + np.arange(num)
         self._tokens[where], self._times_s[where], self._steps[where] = tokens, times_s, steps
-        self.count[slots] += tokens.shape[1]
+        self.count[slots] = count + num
 
     def write_out(self, sequence: Sequence) -> None:
         """Hand a sequence its tokens, and its record their times and steps."""

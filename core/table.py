@@ -3,7 +3,7 @@
 An id is `serial << SLOT_BITS | slot`: unique for the whole run; `id & SLOT_MASK` is the index."""
 
 from array import array
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -53,9 +53,22 @@ FACTS: dict[str, type[np.generic]] = {  # what policies may see
     "last_step": np.int64,  # last step that ran it; -1 = never
     "predicted_output": np.float64,  # the length predictor's answer at arrival
 }
+DERIVED: dict[str, Callable[["RequestTable"], NDArray[Any]]] = {  # and what follows from it
+    "generated": lambda rows: rows.known - rows.prompt,  # committed output tokens
+    "emitted": lambda rows: rows.known + rows.in_flight - rows.prompt,  # those in flight too
+    # tokens to compute before the next sample: 1 for a decoding sequence
+    "remaining": lambda rows: rows.known + rows.in_flight - rows.computed,
+    # pages no cache owns; cached ones become evictable besides
+    "pages_freed_if_preempted": lambda rows: rows.pages_held - rows.pages_shared,
+    # output tokens still expected, float64: the prediction, >= 1, within the limit
+    "predicted_remaining": lambda rows: np.minimum(
+        np.maximum(rows.predicted_output - rows.emitted, 1.0),
+        np.maximum(rows.max_output - rows.emitted, 0.0),
+    ),
+}
 PRIVATE: dict[str, type[np.generic]] = {
     "state": np.int8,
-    "output_limit": np.int32,  # where it really ends: the truth, if forced
+    "length_limit": np.int32,  # known tokens at which it really ends: the truth, if forced
     "pages_published": np.int32,  # leading pages already offered to the cache
     "computed_max": np.int32,  # most tokens ever computed: below it, computing is recomputing
     "computed_total": np.int64,  # tokens computed so far, repeats included
@@ -103,7 +116,7 @@ class SequenceTable:
         slot = self._free.pop()
         self._serial += 1
         prompt = np.ascontiguousarray(request.prompt, dtype=np.int32)
-        tokens = _int_array(prompt)
+        tokens = array("i", prompt.tobytes())
         number, key = (self._serial << SLOT_BITS) | slot, (request.request_id, choice)
         sequence = Sequence(number, key, request, choice, record, tokens)
         room = self._max_model_len - len(tokens)
@@ -115,7 +128,7 @@ class SequenceTable:
             "prompt": len(tokens),
             "known": len(tokens),
             "max_output": min(request.params.max_tokens, room),
-            "output_limit": min(request.output_limit, room),
+            "length_limit": len(tokens) + min(request.output_limit, room),
             "priority": request.priority,
             "client": self._labels.setdefault(request.client, len(self._labels)),
             "session": self._labels.setdefault(request.session, len(self._labels)),
@@ -190,8 +203,8 @@ class SequenceTable:
 
 
 class RequestTable:
-    """What a policy sees of a set of sequences: FACTS as attributes, one numpy array each, all of
-    one length; the rest is derived. `generated` counts committed tokens only: use `emitted` where a
+    """What a policy sees of a set of sequences: FACTS and DERIVED as attributes, one numpy array
+    each, all of one length. `generated` counts committed tokens only: use `emitted` where a
     decision must not depend on whether launches overlap."""
 
     def __init__(self, table: SequenceTable, slots: Slots) -> None:
@@ -203,44 +216,15 @@ class RequestTable:
 
     def __getattr__(self, name: str) -> NDArray[Any]:
         """A fact's column, read-only, gathered on first use."""
-        if name not in FACTS:
-            raise AttributeError(f"no fact {name!r}; there are {', '.join(FACTS)}")
-        column = self._table.columns[name][self._slots]
+        if name in FACTS:
+            column = self._table.columns[name][self._slots]
+        elif name in DERIVED:
+            column = DERIVED[name](self)
+        else:
+            raise AttributeError(f"no fact {name!r}; there are {', '.join([*FACTS, *DERIVED])}")
         column.flags.writeable = False
         setattr(self, name, column)
         return column
-
-    @property
-    def generated(self) -> NDArray[np.int32]:
-        """Committed output tokens, int32."""
-        column: NDArray[np.int32] = self.known - self.prompt
-        return column
-
-    @property
-    def emitted(self) -> NDArray[np.int32]:
-        """Output tokens including those in flight, int32: the same with and without overlap."""
-        column: NDArray[np.int32] = self.known + self.in_flight - self.prompt
-        return column
-
-    @property
-    def remaining(self) -> NDArray[np.int32]:
-        """Tokens to compute before the next sample, int32: 1 for a decoding sequence."""
-        column: NDArray[np.int32] = self.known + self.in_flight - self.computed
-        return column
-
-    @property
-    def pages_freed_if_preempted(self) -> NDArray[np.int32]:
-        """Pages no cache owns, int32; cached ones become evictable besides."""
-        column: NDArray[np.int32] = self.pages_held - self.pages_shared
-        return column
-
-    @property
-    def predicted_remaining(self) -> NDArray[np.float64]:
-        """Output tokens still expected, float64: the prediction, >= 1, within the limit."""
-        emitted = self.emitted
-        left: NDArray[np.float64] = np.maximum(self.predicted_output - emitted, 1.0)
-        most: NDArray[np.float64] = np.maximum(self.max_output - emitted, 0.0)
-        return np.minimum(left, most)
 
 
 def _end_tokens(request: Request) -> int:
@@ -249,9 +233,3 @@ def _end_tokens(request: Request) -> int:
     if request.params.stop_token_ids:
         return EndTokens.OWN
     return EndTokens.NONE if request.params.ignore_eos else EndTokens.MODEL
-
-
-def _int_array(values: NDArray[np.int32]) -> "array[int]":
-    out = array("i")
-    out.frombytes(values.tobytes())
-    return out

@@ -82,14 +82,10 @@ class WaitingQueue:
         self, ids: NDArray[np.int64], keys: NDArray[np.float64], hold: Hold | float
     ) -> None:
         slots = ids & SLOT_MASK
-        fresh = self._table.preemptions[slots] == 0
-        arrival = self._table.arrival_order[slots]
-        entries = [
-            ((*key, float(is_fresh), float(order)), one)
-            for key, is_fresh, order, one in zip(
-                keys.tolist(), fresh.tolist(), arrival.tolist(), ids.tolist(), strict=True
-            )
-        ]
+        fresh = (self._table.preemptions[slots] == 0).tolist()
+        arrival = self._table.arrival_order[slots].tolist()
+        each = zip(keys.tolist(), fresh, arrival, ids.tolist(), strict=True)
+        entries = [((*key, float(new), float(order)), one) for key, new, order, one in each]
         self._unkeyed.clear()
         self._keys.update((one, key) for key, one in entries)
         if len(entries) > 8:

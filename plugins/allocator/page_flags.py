@@ -1,5 +1,7 @@
 """What both allocators share: checked sizes, and which pages are free."""
 
+from collections import Counter
+
 import numpy as np
 from numpy.typing import NDArray
 
@@ -28,7 +30,6 @@ class PageFlags:
     def __init__(self, num_pages: int) -> None:
         self.is_free: NDArray[np.bool_] = np.ones(num_pages + 1, np.bool_)
         self.is_free[0] = False
-        self._position = np.zeros(num_pages + 1, np.int32)
 
     def take(self, pages: Pages) -> None:
         """Mark pages as taken; the caller knows that they are free."""
@@ -39,20 +40,17 @@ class PageFlags:
         Raises InvariantError, and changes nothing, for an id out of range, free or listed twice."""
         given = np.array(pages, dtype=np.int32)
         last = len(self.is_free) - 1
-        outside = (given < 1) | (given > last)
-        if outside.any():
+        outside = given.view(np.uint32) - np.uint32(1) >= last  # no wrong id wraps to a right one
+        if np.count_nonzero(outside):
             raise InvariantError(
                 f"page ids to free must be in 1 .. {last}, got {given[outside].tolist()}"
             )
         already = self.is_free[given]
-        if already.any():
+        if np.count_nonzero(already):
             raise InvariantError(f"pages to free must be taken, got free {given[already].tolist()}")
-        order = np.arange(len(given), dtype=np.int32)
-        self._position[given] = order
-        repeated = self._position[given] != order
-        if repeated.any():
-            raise InvariantError(
-                f"pages to free must be distinct, got {given[repeated].tolist()} twice"
-            )
+        pages_given = given.tolist()
+        if len(set(pages_given)) < len(given):
+            repeated = [page for page, times in Counter(pages_given).items() if times > 1]
+            raise InvariantError(f"pages to free must be distinct, got {repeated} twice")
         self.is_free[given] = True
         return given

@@ -137,27 +137,25 @@ class SimulatedExecutor:
             self._set_up(setup)
         graph_rows = self._graph_rows(launch)
         ends = launch.first_positions + launch.num_tokens
-        plugin, num_rows = self._plugin, len(launch.row_ids)
-        host_s = plugin.host_s + plugin.host_row_s * num_rows
-        start_s = max(self._clock.now() + host_s, self._free_at_s)
-        ends_s = None
-        if launch.repeats > 1:
-            reads = int((launch.first_positions + 1).sum())
-            _, ends_s = self.forecast(launch.row_ids, reads, launch.repeats)
+        ends_s = launch.ends_s if launch.repeats > 1 else None
+        if ends_s is not None:
             self._free_at_s = float(ends_s[-1])
         else:
+            host_s = self._plugin.host_s + self._plugin.host_row_s * len(launch.row_ids)
+            start_s = max(self._clock.now() + host_s, self._free_at_s)
             self._free_at_s = start_s + self._seconds(launch, ends, graph_rows)
         tokens = self._tokens(launch, ends)
-        errors = self._errors(launch) if self._asks else {}
-        self._pending.append(
-            LaunchResult(
-                launch.launch_id,
-                tokens,
-                self._free_at_s,
-                errors=errors,
-                graph_rows=graph_rows,
-                ends_s=ends_s,
+        facts: Any = {"errors": self._errors(launch) if self._asks else {}}
+        facts["graph_rows"] = graph_rows
+        if ends_s is not None and self._overlap:
+            streams = tokens.reshape(-1, launch.repeats)
+            first, tokens = streams[:, :-1].ravel(), streams[:, -1]
+            known_s, ends_s = ends_s[:-1], ends_s[-1:]
+            self._pending.append(
+                LaunchResult(launch.launch_id, first, float(known_s[-1]), ends_s=known_s)
             )
+        self._pending.append(
+            LaunchResult(launch.launch_id, tokens, self._free_at_s, ends_s=ends_s, **facts)
         )
 
     def forecast(
@@ -174,14 +172,17 @@ class SimulatedExecutor:
         fails = self._asks and self._asks.keys() & set(rows.tolist())
         if fails or (self._overlap and host_s > seconds.min()):
             seconds = seconds[:1]
-        parts = np.stack([np.full(len(seconds), host_s), seconds], axis=1).ravel()
-        begin_s = now_s
+        parts = np.zeros(2 * len(seconds) + 1)
+        parts[2::2] = seconds
         if self._overlap:  # a step is planned while the one before runs, when that before it ended
-            begin_s, parts[0::2] = max(now_s + host_s, self._free_at_s), 0.0
+            ahead_s = [now_s, max(now_s, self._free_at_s)]
+            parts[0] = max(now_s + host_s, self._free_at_s)
+        else:
+            ahead_s = [now_s]
+            parts[0], parts[1::2] = now_s, host_s
         # One addition after another, as single launches do it: the same bits.
-        ends_s = np.cumsum(np.append(begin_s, parts))[2::2]
-        ahead_s = [now_s, max(now_s, self._free_at_s)] if self._overlap else [now_s]
-        return np.append(ahead_s, ends_s)[: len(ends_s)], ends_s
+        ends_s = np.add.accumulate(parts)[2::2]
+        return np.concatenate((ahead_s, ends_s))[: len(ends_s)], ends_s
 
     def collect(self) -> LaunchResult:
         """The oldest launch, at the simulated time it ends. Raises InvariantError if there is
@@ -222,9 +223,10 @@ class SimulatedExecutor:
 
     def _seconds(self, launch: Launch, ends: Int32, graph_rows: int) -> float:
         counts = launch.num_tokens
-        num_rows, num_tokens, kv_tokens = len(counts), int(counts.sum()), int(ends.sum())
-        attended = kv_tokens
-        if num_tokens > num_rows:  # a row's new tokens attend to first + 1 .. end tokens
+        num_rows = num_tokens = len(counts)
+        kv_tokens = attended = int(ends.sum())
+        if launch.num_decode_rows < num_rows:  # new tokens attend to first + 1 .. end tokens
+            num_tokens = int(counts.sum())
             twice_mean = (launch.first_positions + ends + 1).astype(np.int64)
             attended = int(counts @ twice_mean) // 2
         if graph_rows:
@@ -242,7 +244,7 @@ class SimulatedExecutor:
 
     def _tokens(self, launch: Launch, ends: Int32) -> Int32:
         rows, samples = launch.row_ids, launch.samples
-        if not samples.all():
+        if np.count_nonzero(samples) < len(samples):
             rows, ends = rows[samples], ends[samples]
         mixed = self._starts[rows] + ends.astype(np.uint64) * POSITION
         if launch.repeats > 1:

@@ -56,7 +56,7 @@ def test_eviction_leaves_pages_alone_that_a_running_request_uses(overlap):
     engine = make_engine(pages=16, overlap=overlap)
 
     def evict_all(step):
-        engine.state.memory._evict(engine.state.memory.cache.num_pages)
+        engine.state.memory._evict([engine.state.memory.supply])
 
     arrivals = [Arrival(0, "W", 64, 1), Arrival(4, "A", 80, 40, shares=("W", 64))]
     out = run(engine, [*arrivals, Arrival(6, "B", 100, 20)], before_step=evict_all)
@@ -76,7 +76,7 @@ def test_eviction_leaves_pages_alone_that_a_running_request_uses(overlap):
 
 
 def evict_all_of(engine):
-    engine.state.memory._evict(engine.state.memory.cache.num_pages)
+    engine.state.memory._evict([engine.state.memory.supply])
 
 
 def full_of_finished(pages=8, **kwargs):

@@ -99,7 +99,7 @@ def test_prefix_of_a_fork_stays_locked_when_the_first_choice_is_gone():
     engine.state.finish(first, FinishReason.stop)
     memory = engine.state.memory
     shared = memory.pages_of(fork)[:2].copy()
-    memory._evict(memory.cache.num_evictable)
+    memory._evict([memory.supply])
     assert (memory.ledger.classes[shared] == PageClass.TREE).all()
     assert len(memory.cache.evict(99)) == 0
     finish(engine)

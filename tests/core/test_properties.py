@@ -149,7 +149,7 @@ class EngineMachine(RuleBasedStateMachine):
     @rule(count=st.integers(1, 8))
     def evict(self, count):
         memory = self.engine.state.memory
-        memory._evict(min(count, memory.cache.num_evictable))
+        memory._evict([memory.ledger.num_free + min(count, memory.cache.num_evictable)])
 
     @invariant()
     def streams_are_right(self):

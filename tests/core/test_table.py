@@ -30,7 +30,7 @@ def test_new_sequence_starts_waiting_with_its_numbers():
         "computed": 0,
         "in_flight": 0,
         "max_output": 20,
-        "output_limit": 20,
+        "length_limit": 25,
         "priority": -2,
         "deadline_s": 3.5,
         "arrival_s": 1.0,
@@ -62,7 +62,7 @@ def test_output_columns_are_bounded_by_the_models_length():
     huge = add(rows, prompt_tokens=10, params=SamplingParams(max_tokens=10**12))
     forced = add(rows, params=SamplingParams(max_tokens=50), forced_output=20)
     assert rows.max_output[[huge.slot, forced.slot]].tolist() == [90, 50]
-    assert rows.output_limit[[huge.slot, forced.slot]].tolist() == [90, 20]
+    assert rows.length_limit[[huge.slot, forced.slot]].tolist() == [100, 23]
 
 
 def test_ids_never_repeat_and_old_ids_find_nothing():
