@@ -73,6 +73,12 @@ class Engine:
         """Requests wait, and nothing runs or is in flight: only a new arrival or time can help."""
         return self._idle_steps > 0
 
+    @property
+    def ending(self) -> bool:
+        """Somebody's last token is in flight: its end may bring who waits for that."""
+        state = self.state
+        return len(state.table) > len(state.running) + len(state.waiting)
+
     def submit(self, request: Request) -> None:
         """Queue a request for the next step. Raises RequestError if it is malformed; one that can
         never fit the pool or the model's length ends at once, with a record that says so. Raises
@@ -89,7 +95,8 @@ class Engine:
 
     def step(self, until_s: float = 0.0) -> StepEvent | None:
         """One iteration. With overlap the event is the previous launch's. None: nothing to tell.
-        until_s: nobody else comes before; in simulated time steps that only decode may go in one.
+        until_s: nobody else comes before, whoever ends; in simulated time steps that only decode
+        may go in one.
 
         A launch that cannot be made (LaunchError) fails its requests and no others. What else the
         executor raises ends every request with that reason, tokens in flight are dropped, and the

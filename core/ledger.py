@@ -24,7 +24,7 @@ class PageLedger:
 
     def __init__(self, num_pages: int) -> None:
         self._bounded = np.full(num_pages + 2, PageClass.RESERVED, np.int8)
-        self.classes = self._bounded[:-1]  # with a bound on either side: what no page may be
+        self.classes = self._bounded[:-1]  # ids outside, clipped, are RESERVED
         self.classes[1:] = PageClass.FREE
         self.refs = np.zeros(num_pages + 1, np.int32)
         self.num_pages = num_pages
@@ -47,7 +47,7 @@ class PageLedger:
 
     def share(self, pages: Pages) -> None:
         """One more sequence uses `pages`."""
-        classes = self._classes(pages)
+        classes = self._bounded.take(pages, mode="clip")
         if np.count_nonzero(classes >= PageClass.TREE) < len(pages):
             raise InvariantError(f"shared pages that nobody owns: {self._named(pages)}")
         self.refs[pages] += 1
@@ -88,16 +88,12 @@ class PageLedger:
 
     def _require(self, pages: Pages, owner: int, who: str) -> None:
         """Raise InvariantError, changing nothing, unless `pages` are distinct ids of a class."""
-        wrong = self._classes(pages) != owner
+        wrong = self._bounded.take(pages, mode="clip") != owner
         if np.count_nonzero(wrong):
             named = self._named(pages[wrong])
             raise InvariantError(f"{who} pages that are not {PageClass.NAMES[owner]}: {named}")
         if len(set(pages.tolist())) < len(pages):
             raise InvariantError(f"{who} a page twice: {sorted(pages.tolist())}")
-
-    def _classes(self, pages: Pages) -> NDArray[np.int8]:
-        """Classes of `pages`; RESERVED of what is no page of the pool."""
-        return self._bounded.take(pages, mode="clip")
 
     def _named(self, pages: Pages) -> str:
         inside = [p for p in pages.tolist() if 0 <= p <= self.num_pages]

@@ -18,8 +18,7 @@ from core.state import CORE, EngineState
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Rows:
-    """A step's rows: table slots int64 [n] and tokens to compute int32 [n]; repeats and ends_s as
-    in Launch."""
+    """A step's rows: table slots int64 [n], tokens to compute int32 [n]; the rest as in Launch."""
 
     slots: NDArray[np.int64]
     num_tokens: NDArray[np.int32]
@@ -135,9 +134,7 @@ class Planner:
         state, table = self._state, self._state.table
         full = len(state.running) >= state.config.max_num_seqs and not state.hooks.displaces
         nobody_starts = not len(state.waiting) or (full and state.waiting.holds)
-        # Whose last token is in flight may bring a request that waits for its end.
-        draining = len(state.table) > len(state.running) + len(state.waiting)
-        if len(slots) < len(state.running) or draining or not nobody_starts:
+        if len(slots) < len(state.running) or not nobody_starts:
             return False
         decodes = (known - table.computed[slots] == 1) & (known > table.prompt[slots])
         endless = not np.count_nonzero(table.end_tokens[slots])

@@ -118,7 +118,8 @@ class Bench:
                 while ended:
                     counted.add(record := ended.popleft())
                     del engine.records[record.request_id]
-                event = engine.step(pending.next_s)
+                waits = closed is not None and engine.ending
+                event = engine.step(0.0 if waits else pending.next_s)
                 if event is not None:
                     totals.measure_from_s, totals.measure_to_s = window.from_s, window.to_s
                     totals.add(event.record)

@@ -47,7 +47,7 @@ def play(engine, dialogues, joins):
     while pending or engine.has_work:
         while pending.next_s <= engine.clock.now():
             engine.submit(pending.pop())
-        event = engine.step(pending.next_s if joins else 0.0)
+        event = engine.step(pending.next_s if joins and not engine.ending else 0.0)
         if event is not None:
             events.append(event)
             for record in event.finished:
