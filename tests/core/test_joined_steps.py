@@ -208,3 +208,35 @@ def test_a_step_goes_on_alone_when_the_next_request_is_due():
     assert event.record.steps == 1
     event = engine.step(np.inf)
     assert event.record.steps == MOST
+
+
+def alone(engine, num_tokens=80):
+    """Records of one request of a 19-token prompt, with nobody beside it."""
+    params = SamplingParams(max_tokens=90)
+    engine.submit(Request("a", np.arange(1, 20, dtype=np.int32), params, forced_output=num_tokens))
+    records = []
+    while engine.has_work:
+        event = engine.step(np.inf)
+        records += [] if event is None else [event.record]
+    return records
+
+
+@OVERLAP
+def test_the_step_in_which_a_request_ends_goes_with_those_before_it(overlap):
+    records = alone(make(overlap=overlap))
+    assert [record.steps for record in records] == [1, MOST, 80 - 1 - MOST]
+    assert [record.sampled_tokens for record in records] == [1, MOST, 80 - 1 - MOST]
+    assert [c.kind for c in records[-1].choices] == ["finished"]
+
+
+def test_all_but_the_last_token_of_a_launch_are_known_while_the_next_is_planned():
+    engine = make(overlap=True)
+    params = SamplingParams(max_tokens=90)
+    engine.submit(Request("a", np.arange(1, 20, dtype=np.int32), params, forced_output=80))
+    engine.step(np.inf)
+    engine.step(np.inf)
+    table, slot = engine.state.table, int(engine.state.running[0])
+    assert (int(table.known[slot]), int(table.in_flight[slot])) == (19 + MOST, 1)
+    assert not engine.ending
+    engine.step(np.inf)
+    assert engine.ending, "its last token is in flight"

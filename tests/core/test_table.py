@@ -132,6 +132,8 @@ def test_view_gathers_columns_read_only_and_derives_the_rest():
     assert view.pages_freed_if_preempted.tolist() == [3, 0]
     with pytest.raises(ValueError, match="read-only"):
         view.prompt[0] = 9
+    with pytest.raises(ValueError, match="read-only"):
+        view.remaining[0] = 9
     assert rows.prompt[slots].tolist() == [3, 5]
     before = view.computed
     rows.computed[slots] = 99
