@@ -43,7 +43,9 @@ def test_smollm2_real_prompts_equal_transformers(batching, page_size, cache_name
     model, prompts, expected = smollm2()
     pool = 256 if pressure == "scarce" else 4096
     engine = make(model, batching, page_size, cache_name, pool, seqs=16, budget=256)
-    got = generate(engine, prompts, TOKENS, pressure, ignore_eos=True, forced_every=2, forced_times=4)
+    got = generate(
+        engine, prompts, TOKENS, pressure, ignore_eos=True, forced_every=2, forced_times=4
+    )
     assert got == expected
     if pressure != "free":
         assert preemptions(engine) >= 2
