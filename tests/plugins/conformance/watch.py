@@ -19,7 +19,7 @@ from core.queries import (
     OrderDecision,
     PreemptionDecision,
 )
-from core.table import FACTS, RequestTable
+from core.table import DERIVED, FACTS, RequestTable
 from tests.plugins.conformance.forbidden import Forbidden
 
 CLOCK_NS = perf_counter_ns  # taken in before it is forbidden
@@ -217,10 +217,12 @@ def _changed_view(view: RequestTable, rows: Any, table: dict[str, Any]) -> str:
     for fact, column in table.items():
         if not np.array_equal(view._table.columns[fact], column):
             return fact
+    fresh = RequestTable(view._table, rows)  # over columns that are what they were
     for fact, shown in vars(view).items():
-        if fact in FACTS and not np.array_equal(shown, table[fact][rows]):
+        known = fact in FACTS or fact in DERIVED
+        if known and not np.array_equal(shown, getattr(fresh, fact)):
             return fact
-        if fact not in FACTS and not fact.startswith("_"):
+        if not known and not fact.startswith("_"):
             return fact
     return ""
 
