@@ -93,11 +93,11 @@ def drains(url: str) -> None:
 
 
 def ended(pid: int) -> bool:
-    try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
+    try:  # it may go at any moment, between opening the file and reading it too
+        state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+    except (FileNotFoundError, ProcessLookupError):
         return True
-    return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z"
+    return state == "Z"
 
 
 def until_ended(*pids: int) -> None:
