@@ -152,7 +152,7 @@ def test_they_are_the_same_under_memory_pressure(overlap):
 
 @OVERLAP
 @pytest.mark.parametrize("name", BATCHINGS)
-def test_every_batching_policy_is_steady_or_says_nothing(name, overlap):
+def test_every_batching_policy_is_steady(name, overlap):
     def one():
         return make({"mine": BATCHINGS[name]()}, overlap=overlap)
 
@@ -168,8 +168,8 @@ def test_other_policies_decide_the_same(name):
     def one():
         return make(makers(), pages=40)
 
-    if one().hooks.steady:
-        assert_same(one, workload(gap_s=0.4))
+    assert one().hooks.steady
+    assert_same(one, workload(gap_s=0.4))
 
 
 def test_nothing_is_joined_where_a_plugin_may_change_its_mind():

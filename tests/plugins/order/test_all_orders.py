@@ -93,7 +93,7 @@ def test_everyone_ends_while_more_arrive_and_some_leave(order):
     assert {choice.plugin for choice in out.choices("preempted")} <= {"mine", "preemption"}
 
 
-@pytest.mark.parametrize("name", ["hrrn", "vtc", "dlpm", "slack", "srtf"])
+@pytest.mark.parametrize("name", ORDERS)
 def test_same_decisions_where_steps_that_only_decode_go_in_one(name):
     def one():
         return make(ORDERS[name](), pages=40)
