@@ -26,9 +26,8 @@ class HookSpecs:
 
     @hookspec(firstresult=True)
     def decide_order(self, query: queries.OrderQuery) -> queries.OrderDecision | None:
-        """Keys that order the waiting requests, smallest first. Asked when requests arrive, change
-        or their keys run out, at most once a step. Checked: one row of finite keys for each request
-        asked about."""
+        """Keys that order the waiting requests, smallest first. Asked at most once a step, when
+        requests arrive, change or their keys run out. Checked: one row of finite keys for each."""
 
     @hookspec(firstresult=True)
     def decide_admission(self, query: queries.AdmissionQuery) -> queries.AdmissionDecision | None:
@@ -57,8 +56,7 @@ class HookSpecs:
     def decide_cache_admission(
         self, query: queries.CacheAdmissionQuery
     ) -> queries.CacheAdmissionDecision | None:
-        """Whether a request's pages enter the prefix cache. Asked once a sequence that uses the
-        cache, after its first launch."""
+        """Do a sequence's pages enter the prefix cache? Asked once, after its first launch."""
 
     @hookspec(firstresult=True)
     def build_allocator(self, query: queries.AllocatorQuery) -> protocols.Allocator | None:
@@ -89,8 +87,7 @@ class HookSpecs:
 
     @hookspec(firstresult=True)
     def build_attention(self, query: Any) -> Any:
-        """AttentionQuery -> AttentionBackend of the same file, likewise. Raises ConfigError at the
-        start for a shape it cannot serve."""
+        """AttentionQuery -> AttentionBackend of the same file; ConfigError: cannot serve it."""
 
     @hookspec(firstresult=True)
     def build_executor(self, query: queries.ExecutorQuery) -> protocols.Executor | None:
@@ -102,8 +99,11 @@ class HookSpecs:
 
     @hookspec(firstresult=True)
     def build_server(self, query: Any) -> Any:
-        """Who brings in requests and carries out tokens, for mode serve: ServerQuery -> Server of
-        plugins/shared/server_protocol.py."""
+        """Who brings in requests in mode serve: plugins.shared.server_protocol's Server."""
+
+    @hookspec(firstresult=True)
+    def decide_route(self, query: Any) -> Any:
+        """Which replica takes a request: plugins.shared.routing's RouteQuery -> RouteDecision."""
 
     @hookspec
     def on_run_start(self, query: Any) -> None:

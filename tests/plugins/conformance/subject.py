@@ -50,7 +50,14 @@ OBSERVERS = (
     "on_request_finished",
     "on_run_end",
 )
-OUTSIDE = ("build_model", "build_attention", "build_executor", "build_sink", "build_server")
+OUTSIDE = (
+    "build_model",
+    "build_attention",
+    "build_executor",
+    "build_sink",
+    "build_server",
+    "decide_route",
+)
 """Hooks that are no policy's; their plugins have tests of their own."""
 
 KNOWN = DECISIONS + OBJECTS + OBSERVERS
