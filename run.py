@@ -1,19 +1,20 @@
 """Composes a config, builds plugins, runs one mode: python run.py [+policy=NAME] [key=value]."""
 
 import sys
+from functools import partial
 from typing import Any
 
 import hydra
 from omegaconf import DictConfig
 
-from conf.compose import Nodes, default_nodes, make_clock, plugin_nodes, read_job
+from conf.compose import make_clock, read_job
 from conf.device import resolve_device
 from conf.instantiate import build
 from conf.jobs import command_line, guarded
 from conf.manifest import manifest
 from conf.overrides import ROOT
+from conf.plugins import build_hooks
 from conf.record import recorded
-from core.hooks import Hooks
 from plugins.shared.run_info import RunInfo
 from plugins.shared.session import Mode, Session
 
@@ -22,7 +23,7 @@ def run(config: DictConfig) -> dict[str, Any]:
     """Run one composed job and return its summary."""
     composed = read_job(config)
     settings = composed.settings
-    hooks = Hooks(built(default_nodes(composed)), built(plugin_nodes(composed)))
+    hooks = build_hooks(composed)
     policy = composed.policy + (" (oracle)" if hooks.oracle else "")
     device = resolve_device(settings.device)
     facts = manifest(device, settings.seed, settings.plugin_path, composed.facts)
@@ -40,15 +41,11 @@ def run(config: DictConfig) -> dict[str, Any]:
         workload=build("workload", composed.config["workload"]),
         measure=settings.measure,
         slo=settings.slo,
+        hooks_again=partial(build_hooks, composed),
     )
     mode: Mode = build("mode", composed.config["mode"])
     with recorded(session):
         return mode.run(session)
-
-
-def built(nodes: Nodes) -> dict[str, object]:
-    """The plugins of named config nodes."""
-    return {name: build(path, node) for name, (path, node) in nodes.items()}
 
 
 @hydra.main(config_path=str(ROOT), config_name="config", version_base="1.3")

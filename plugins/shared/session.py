@@ -1,6 +1,6 @@
 """What `run.py` hands to a mode: the plugins, the settings, the folder, the workload."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 from pathlib import Path
@@ -68,7 +68,9 @@ class Session:
 
     run.manifest grows while parts are built (model, executor). folder: absolute, exists, empty but
     for config and manifest. device: "cpu", "cuda" or "cuda:N", already resolved from "auto".
-    measure: what of the run counts. slo: what its requests are promised."""
+    measure: what of the run counts. slo: what its requests are promised. hooks_again: builds new
+    plugins from the same config, for another engine, here or (it pickles) in another process; None
+    without a config."""
 
     hooks: Hooks
     engine: EngineConfig
@@ -81,6 +83,7 @@ class Session:
     workload: Workload
     measure: Measure = field(default_factory=Measure)
     slo: Slo = field(default_factory=Slo)
+    hooks_again: Callable[[], Hooks] | None = None
 
 
 class Mode(Protocol):

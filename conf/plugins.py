@@ -1,0 +1,14 @@
+"""The plugins of a job, built from its config."""
+
+from conf.compose import Job, Nodes, default_nodes, plugin_nodes
+from conf.instantiate import build
+from core.hooks import Hooks
+
+
+def build_hooks(job: Job) -> Hooks:
+    """New plugins, registered. Each engine needs its own: a policy may remember what it decided."""
+    return Hooks(_built(default_nodes(job)), _built(plugin_nodes(job)))
+
+
+def _built(nodes: Nodes) -> dict[str, object]:
+    return {name: build(path, node) for name, (path, node) in nodes.items()}
