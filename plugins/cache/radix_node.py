@@ -7,7 +7,7 @@ import numpy as np
 
 from core.protocols import Pages
 from plugins.cache.page_run import PageRun
-from plugins.cache.path_digest import namespace_digest, next_digest, path_digests
+from plugins.shared.path_digest import namespace_digest, next_digest, path_digests
 
 RootKey = tuple[str, bool]  # namespace; whether its paths have tokens
 

@@ -12,7 +12,7 @@ from core.config import require
 from core.hookspecs import hookimpl
 from core.keys import page_keys
 from core.queries import CacheAdmissionDecision, CacheAdmissionQuery
-from plugins.cache.path_digest import Digests, namespace_digest, path_digests
+from plugins.shared.path_digest import Digests, namespace_digest, path_digests
 
 
 class SecondHit:

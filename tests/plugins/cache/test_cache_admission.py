@@ -7,8 +7,8 @@ from core.errors import ConfigError
 from core.queries import CacheAdmissionQuery
 from core.request import Request
 from plugins.cache.min_length import MinLength
-from plugins.cache.path_digest import namespace_digest, path_digests
 from plugins.cache.second_hit import SecondHit
+from plugins.shared.path_digest import namespace_digest, path_digests
 from tests.engine_harness import Arrival, make_engine, run
 
 
