@@ -227,8 +227,7 @@ class Engine:
             self._idle_steps = 0
             item = self._inbox.popleft()
             if isinstance(item, str):
-                live = self.state.live.get(item)
-                if live is not None:
+                if (live := self.state.live.get(item)) is not None:
                     self.state.end(live, FinishReason.abort)
                 continue
             live = self.state.arrive(item)

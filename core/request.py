@@ -100,7 +100,8 @@ class Request:
     are shared only within one (a tenant's salt). client and session: free labels for fairness and
     routing. deadline_s: absolute, None = none. forced_output: emit exactly this many tokens,
     ignoring end tokens (recorded traces); it bounds max_tokens. cache: False keeps the request out
-    of the prefix cache."""
+    of the prefix cache. resumed: choice -> output tokens that another engine made; only these
+    choices run, and go on from there. Empty: all begin."""
 
     request_id: str
     prompt: NDArray[np.int32]
@@ -113,6 +114,7 @@ class Request:
     deadline_s: float | None = None
     forced_output: int | None = None
     cache: bool = True
+    resumed: Mapping[int, NDArray[np.int32]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         if len(self.prompt) == 0:

@@ -71,10 +71,8 @@ class EngineState:
         record = RequestRecord(*facts)
         record.choices = [ChoiceRecord() for _ in range(request.params.n)]
         shown = request if request.forced_output is None else replace(request, forced_output=None)
-        live = Live(shown, record)
-        self.live[request.request_id] = live
-        error = self._never_fits(request)
-        if error:
+        live = self.live[request.request_id] = Live(shown, record)
+        if error := self._never_fits(request):
             self.end(live, FinishReason.capacity, error)
         elif request.output_limit == 0 and request.params.prompt_logprobs is None:
             self.end(live, FinishReason.length)
@@ -83,10 +81,11 @@ class EngineState:
             with self.contained(request.request_id):
                 predicted = self.predictor.predict(request if self.hooks.oracle else shown)
             record.predicted_output = predicted
-            sequence = self.table.add(request, 0, record.choices[0], predicted)
-            self.table.forks[sequence.slot] = request.params.n - 1
-            live.sequences.append(sequence)
-            self.waiting.push(sequence.id)
+            for choice in request.resumed or (0,):
+                sequence = self.table.add(request, choice, record.choices[choice], predicted)
+                live.sequences.append(sequence)
+                self.waiting.push(sequence.id)
+            self.table.forks[sequence.slot] = 0 if request.resumed else request.params.n - 1
         return live
 
     def shown(self, id: int) -> Request:
@@ -116,6 +115,7 @@ class EngineState:
             )
         named = [("prompt", request.prompt), ("stop_token_ids", request.params.stop_token_ids)]
         named.append(("logit_bias", list(request.params.logit_bias)))
+        named += [("resumed", made) for made in request.resumed.values()]
         for field_name, tokens in named:
             ids = np.asarray(tokens)
             if len(ids) and (ids.min() < 0 or ids.max() >= self.vocab_size):
@@ -212,8 +212,8 @@ class EngineState:
         record.choices.append(choice)
 
     def _remove(self, live: Live, sequence: Sequence) -> None:
-        prompt = int(self.table.prompt[sequence.slot])
-        sequence.record.token_ids = self.table.tokens(sequence)[prompt:]
+        tokens = self.table.tokens(sequence)  # its record has their times then
+        sequence.record.token_ids = tokens[len(tokens) - len(sequence.record.times_s) :]
         live.record.computed_tokens += int(self.table.computed_total[sequence.slot])
         live.record.recomputed_tokens += int(self.table.recomputed_total[sequence.slot])
         self._take_out(sequence)
@@ -228,17 +228,16 @@ class EngineState:
         self.memory.release(sequence)
 
     def _never_fits(self, request: Request) -> str:
-        length = len(request.prompt)
+        length = len(request.prompt) + max(map(len, request.resumed.values()), default=0)
         if length + min(request.params.max_tokens, 1) > self.max_model_len:
             return (
                 f"prompt of request {request.request_id!r} must leave room for one token within"
                 f" max_model_len = {self.max_model_len} tokens, got {length}"
             )
         need, have = self.memory.pages_for(length), self.memory.ledger.num_pages
-        longest = min(length + max(request.params.max_tokens, 1) - 1, self.max_model_len)
-        need = max(
-            need, self.memory.allocator.reserved_at_admission(need, self.memory.pages_for(longest))
-        )
+        longest = len(request.prompt) + max(request.params.max_tokens, 1) - 1
+        at_most = self.memory.pages_for(min(longest, self.max_model_len))
+        need = max(need, self.memory.allocator.reserved_at_admission(need, at_most))
         if need > have:
             size = self.memory.page_size
             return (

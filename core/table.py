@@ -110,25 +110,26 @@ class SequenceTable:
     def add(
         self, request: Request, choice: int, record: "ChoiceRecord", predicted_output: float
     ) -> Sequence:
-        """Enter one choice of a request as WAITING; O(prompt)."""
+        """Enter one choice of a request as WAITING; O(known tokens)."""
         if not self._free:
             self._grow()
         slot = self._free.pop()
         self._serial += 1
-        prompt = np.ascontiguousarray(request.prompt, dtype=np.int32)
-        tokens = array("i", prompt.tobytes())
+        made = request.resumed.get(choice, request.prompt[:0])
+        known = np.concatenate((request.prompt, made), dtype=np.int32)
+        tokens, prompt = array("i", known.tobytes()), len(request.prompt)
         number, key = (self._serial << SLOT_BITS) | slot, (request.request_id, choice)
         sequence = Sequence(number, key, request, choice, record, tokens)
-        room = self._max_model_len - len(tokens)
+        room = self._max_model_len - prompt
         values = {
             "id": sequence.id,
             "state": State.WAITING,
             "arrival_s": request.arrival_s,
             "arrival_order": self._serial,
-            "prompt": len(tokens),
+            "prompt": prompt,
             "known": len(tokens),
             "max_output": min(request.params.max_tokens, room),
-            "length_limit": len(tokens) + min(request.output_limit, room),
+            "length_limit": prompt + min(request.output_limit, room),
             "priority": request.priority,
             "client": self._labels.setdefault(request.client, len(self._labels)),
             "session": self._labels.setdefault(request.session, len(self._labels)),
@@ -136,7 +137,7 @@ class SequenceTable:
             "last_step": -1,
             "predicted_output": predicted_output,
             "row": -1,
-            "last_token": int(prompt[-1]),
+            "last_token": int(known[-1]),
             "end_tokens": _end_tokens(request),
         }
         for name, column in self.columns.items():
