@@ -13,7 +13,7 @@ from conf.instantiate import build
 from conf.jobs import command_line, guarded
 from conf.manifest import manifest
 from conf.overrides import ROOT
-from conf.plugins import build_hooks
+from conf.plugins import build_hooks, take_over_hooks
 from conf.record import recorded
 from plugins.shared.run_info import RunInfo
 from plugins.shared.session import Mode, Session
@@ -23,9 +23,9 @@ def run(config: DictConfig) -> dict[str, Any]:
     """Run one composed job and return its summary."""
     composed = read_job(config)
     settings = composed.settings
-    hooks = build_hooks(composed)
-    policy = composed.policy + (" (oracle)" if hooks.oracle else "")
     device = resolve_device(settings.device)
+    hooks = take_over_hooks(composed, device)
+    policy = composed.policy + (" (oracle)" if hooks.oracle else "")
     facts = manifest(device, settings.seed, settings.plugin_path, composed.facts)
     session = Session(
         hooks=hooks,

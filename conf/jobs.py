@@ -17,6 +17,7 @@ from conf.compose import register
 from conf.errors import readable
 from conf.overrides import prepare
 from conf.record import ERROR, SUMMARY, describe, write_error
+from conf.reuse import REUSE
 from core.errors import TritiumError
 
 Summary = dict[str, Any]
@@ -60,6 +61,7 @@ def guarded(
     os.chdir(hydra.runtime.cwd)  # relative paths mean the same whatever hydra.job.chdir says
     (folder / ERROR).unlink(missing_ok=True)
     in_sweep = hydra.mode == RunMode.MULTIRUN
+    REUSE.active |= in_sweep
     if in_sweep and (folder / SUMMARY).exists():
         sys.stderr.write(f"done before, skipped: {folder}\n")
         summary: Summary = json.loads((folder / SUMMARY).read_text(encoding="utf-8"))
@@ -67,6 +69,7 @@ def guarded(
     try:
         return run(config)
     except Exception as error:
+        REUSE.forget()
         write_error(folder, overrides, error)
         if in_sweep:
             sys.stderr.write(f"failed: {_message(error, overrides)}\n")

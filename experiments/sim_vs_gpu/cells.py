@@ -75,10 +75,10 @@ class Cell:
 def cells(
     workloads: Sequence[str], policies: Sequence[str], seeds: Sequence[int]
 ) -> Iterator[Cell]:
-    """Every workload with every seed and policy; the policy varies fastest, so that what drifts on
-    the device meets all of them."""
-    for workload in workloads:
-        for seed in seeds:
+    """Every seed with every workload and policy; the policy varies fastest, so that what drifts on
+    the device meets all of them, the seed slowest: with it random weights are drawn anew."""
+    for seed in seeds:
+        for workload in workloads:
             own = [option.replace("{seed}", str(seed)) for option in WORKLOADS[workload]]
             for policy in policies:
                 options = (*own, *POLICIES[policy], f"seed={seed}", *ENGINE)

@@ -28,6 +28,7 @@ NUMBERS = {
     "TTFT p99": "latency.ttft_s.p99",
     "ITL p50": "latency.itl_s.p50",
     "ITL p99": "latency.itl_s.p99",
+    "E2E mean": "latency.e2e_s.mean",
     "E2E p50": "latency.e2e_s.p50",
     "E2E p99": "latency.e2e_s.p99",
 }

@@ -33,6 +33,7 @@ from plugins.executor.pool import kv_page_bytes
 from plugins.executor.results import InFlight, no_token
 from plugins.executor.sampling import SamplingKernels
 from plugins.executor.shape import model_shape
+from plugins.executor.sharing import SharedPages
 from plugins.executor.warm_up import SAMPLED, warm_up_decodes, warm_up_launches
 from plugins.shared.model_protocols import AttentionBackend, Model
 
@@ -74,7 +75,10 @@ class TorchExecutor:
         self._capture = capture
         self._record_plan = record_plan
         self._max_rows = min(LARGEST, query.engine.max_num_seqs)
-        self._engine = query.engine
+        self._engine, self._seed = query.engine, query.seed
+        self.keeps = False  # when it is closed, for a later `renew`
+        self.engines_before = 0
+        self._layout: PoolLayout | None = None
         self._backend: AttentionBackend | None = None
         self._pool_size: pool_size.PoolSize | None = None
         self._progress = query.progress
@@ -86,6 +90,16 @@ class TorchExecutor:
         if self.device.type == "cuda":
             self._side = torch.cuda.Stream(self.device)  # type: ignore[no-untyped-call]
 
+    def renew(self, query: ExecutorQuery) -> bool:
+        """Serve another engine with the same model, pool and graphs, if it has the same settings
+        and seed. False: it cannot."""
+        if not self.keeps or (query.engine, query.seed) != (self._engine, self._seed):
+            return False
+        self._clock, self._progress = query.clock, query.progress
+        self._starter = replace(self._starter, clock=query.clock)
+        self.engines_before += 1
+        return True
+
     @property
     def tokenizer(self) -> Any | None:
         """The model's tokenizer."""
@@ -94,6 +108,9 @@ class TorchExecutor:
     def measure_pool(self, layout: PoolLayout) -> int:
         """See core.protocols.Executor. On a CUDA device from its largest launches, on a CPU from
         the memory that is free (plugins/executor/pool_size.py)."""
+        if self._fits(layout) and self._pool_size is not None:
+            return self._pool_size.num_tokens
+        self._forget()
         if self.device.type == "cuda":
             budget = self._measured(replace(layout, num_pages=1))
         else:
@@ -109,11 +126,19 @@ class TorchExecutor:
         """Build the attention backend, allocate everything, compute what the first request would
         else pay for (plugins/executor/warm_up.py), and capture graphs. Raises ConfigError for a
         misfit, and for memory that runs out."""
+        compiles = self.device.type == "cuda"
+        if self._fits(layout) and self._layout == layout:
+            state = self._prepared()
+            if state.sharing is not None:
+                state.sharing = SharedPages(layout.num_rows, layout.page_size)
+            self.watch = CompileWatch() if compiles else None
+            return
+        if self._layout is not None:
+            self._forget()
         rule = "lower engine.pool_tokens, or let auto measure it"
         with explained(f"the KV pool of {layout.num_pages * layout.page_size:,} slots", rule):
             state = self._state = self._allocate(layout)
             state.penalties = PenaltyCounts(len(SAMPLED), self.vocab_size, self.device)
-            compiles = self.device.type == "cuda"
             if state.padding is not None:
                 state.padding.meet(self.model, layout.num_rows)
             self._run(warm_up_launches(layout, self.max_model_len, compiles))
@@ -126,6 +151,7 @@ class TorchExecutor:
             self._run(warm_up_decodes(layout))
             state.sharing.forced = False
         self.watch = CompileWatch() if compiles else None
+        self._layout = layout
 
     def launch(self, launch: Launch) -> None:
         """Start a launch. Raises LaunchError if memory runs out or arguments are refused, and
@@ -163,6 +189,7 @@ class TorchExecutor:
             "kv_dtype": dtype_name(self._dtype),
             "torch": torch.__version__,
             "num_threads": torch.get_num_threads(),
+            "engines_before": self.engines_before,
             "sampling": "torch" if self._sampling is None else self._sampling.describe(),
         }
         if hasattr(self.model, "describe"):
@@ -180,11 +207,22 @@ class TorchExecutor:
         return facts
 
     def close(self) -> None:
-        """Forget what is in flight and release the pool."""
+        """Forget what is in flight and release the pool, unless it is kept."""
         if self.watch is not None:
             self.watch.close()
+        while self.keeps and self._in_flight:
+            self.collect()
         self._in_flight.clear()
-        self._state = None
+        if not self.keeps:
+            self._forget()
+
+    def _fits(self, layout: PoolLayout) -> bool:
+        """Whether what is there has this layout, whatever the number of pages."""
+        old = self._layout
+        return old is not None and replace(layout, num_pages=old.num_pages) == old
+
+    def _forget(self) -> None:
+        self._state = self._layout = self._backend = None
 
     def _allocate(self, layout: PoolLayout) -> DeviceState:
         model, kv = self.model, (self._dtype, self._scales)

@@ -59,6 +59,13 @@ class TorchRunner:
         require(graphs in GRAPHS, "executor.graphs", f"one of {', '.join(GRAPHS)}", graphs)
         self._graphs = graphs
         self._record_plan = record_plan
+        self._keeps = False
+        self._kept: TorchExecutor | None = None
+
+    def keep_built(self) -> None:
+        """From now on the executor stays as it is when its engine ends, for the next engine with
+        the same settings and seed."""
+        self._keeps = True
 
     @hookimpl
     def build_executor(self, query: ExecutorQuery) -> "TorchExecutor":
@@ -66,6 +73,11 @@ class TorchRunner:
         what cannot be deterministic where engine.deterministic is set."""
         if self._num_threads is not None:
             torch.set_num_threads(self._num_threads)
+        kept, self._kept = self._kept, None
+        if kept is not None and kept.renew(query):
+            self._kept = kept
+            return kept
+        del kept  # with its memory, before the next model is loaded
         model: Model = query.model()
         if query.engine.deterministic:
             check_model(model, self._sampling)
@@ -73,4 +85,7 @@ class TorchRunner:
         dtype = model.dtype if self._dtype == "auto" else DTYPES[self._dtype]
         kernels = self._paging, self._sampling
         options: dict[str, Any] = {"graphs": self._graphs, "record_plan": self._record_plan}
-        return TorchExecutor(model, dtype, query, self._scales, *kernels, **options)
+        executor = TorchExecutor(model, dtype, query, self._scales, *kernels, **options)
+        executor.keeps = self._keeps
+        self._kept = executor if self._keeps else None
+        return executor

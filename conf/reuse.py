@@ -1,0 +1,62 @@
+"""Parts that a job hands on to the next one of the same process: a sweep on a device loads its
+model and captures its graphs once, not for every policy.
+
+Handed on are the plugins of UNIT, together and only if the config of all of them and the device are
+the same as before; whether what they built still fits the next engine is for them to say. They are
+told by `keep_built()`. Where the executor has no such method, and after a job that failed, all is
+built anew."""
+
+import gc
+from collections.abc import Mapping
+from typing import Any
+
+from conf.compose import Nodes
+from conf.instantiate import build
+
+UNIT = ("executor", "model", "attention")
+"""Where the plugins stand in the config."""
+KEEP = "keep_built"
+
+
+class Reuse:
+    """The plugins of the last job. active: hand them on; else every job builds its own."""
+
+    def __init__(self) -> None:
+        self.active = False
+        self._key: Any = None
+        self._plugins: dict[str, object] = {}
+
+    def built(self, nodes: Nodes, device: str) -> dict[str, object]:
+        """The plugins of named config nodes. What the job before left is let go first where it does
+        not serve this one."""
+        if not self.active:
+            return {name: build(path, node) for name, (path, node) in nodes.items()}
+        self._keep_only((device, {path: node for path, node in nodes.values() if path in UNIT}))
+        found = {name: self._plugin(path, node) for name, (path, node) in nodes.items()}
+        if not hasattr(self._plugins.get("executor"), KEEP):
+            self.forget()
+        return found
+
+    def forget(self) -> None:
+        """Let go of what the last job left."""
+        self._keep_only(None)
+
+    def _keep_only(self, key: Any) -> None:
+        if key == self._key:
+            return
+        self._key, before = key, bool(self._plugins)
+        self._plugins = {}
+        if before:
+            gc.collect()  # a device's memory must be free before the next model comes
+
+    def _plugin(self, path: str, node: Mapping[str, Any]) -> object:
+        if path not in UNIT:
+            return build(path, node)
+        if path not in self._plugins:
+            self._plugins[path] = plugin = build(path, node)
+            getattr(plugin, KEEP, bool)()
+        return self._plugins[path]
+
+
+REUSE = Reuse()
+"""Of this process."""
