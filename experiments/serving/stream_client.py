@@ -96,7 +96,7 @@ def check(answer: Answer, raw: bytes, tokens: int) -> None:
     if b" 200 " not in head.partition(b"\r\n")[0]:
         answer.fault, answer.detail = "refused", raw[:400].decode(errors="replace")
         return
-    lines = _unchunked(body).decode().split("\n\n")
+    lines = unchunked(body).decode().split("\n\n")
     data = [line.removeprefix("data: ") for line in lines if line.startswith("data: ")]
     events = [json.loads(one) for one in data if one != "[DONE]"]
     choices = [choice for event in events for choice in event.get("choices", ())]
@@ -116,7 +116,8 @@ def check(answer: Answer, raw: bytes, tokens: int) -> None:
         )
 
 
-def _unchunked(body: bytes) -> bytes:
+def unchunked(body: bytes) -> bytes:
+    """The body of an answer with `Transfer-Encoding: chunked`."""
     parts, at = [], 0
     while (end := body.find(b"\r\n", at)) >= 0 and (size := int(body[at:end], 16)):
         parts.append(body[end + 2 : end + 2 + size])
