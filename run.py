@@ -15,6 +15,7 @@ from conf.manifest import manifest
 from conf.overrides import ROOT
 from conf.plugins import build_hooks, take_over_hooks
 from conf.record import recorded
+from core.config import require
 from plugins.shared.run_info import RunInfo
 from plugins.shared.session import Mode, Session
 
@@ -42,8 +43,12 @@ def run(config: DictConfig) -> dict[str, Any]:
         measure=settings.measure,
         slo=settings.slo,
         hooks_again=partial(build_hooks, composed),
+        replicas=settings.replicas,
+        router=settings.router,
     )
     mode: Mode = build("mode", composed.config["mode"])
+    routes = session.replicas == 1 or getattr(mode, "routes", False)
+    require(routes, "replicas", "1 in this mode", session.replicas)
     with recorded(session):
         return mode.run(session)
 

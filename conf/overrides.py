@@ -16,6 +16,7 @@ from core.errors import ConfigError
 ROOT = Path(__file__).resolve().parent
 FIXED = (*SETTINGS, *COLLECTIONS)
 FREE_TEXT = ("prompt", "mode.prompt")
+SINGLE = ("kernel", "router")  # groups without a default, of one choice
 
 
 def prepare(arguments: Sequence[str]) -> list[str]:
@@ -134,5 +135,5 @@ def _check_group(override: Override, available: list[str]) -> None:
             raise ConfigError(
                 f"{key} must be one of its files, got {name!r}{suggest(name, available)}"
             )
-    if key == "kernel" and not override.is_sweep_override() and len(names) > 1:
-        raise ConfigError(f"kernel must be one name, got {value}")
+    if key in SINGLE and not override.is_sweep_override() and len(names) > 1:
+        raise ConfigError(f"{key} must be one name, got {value}")

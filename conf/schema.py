@@ -11,6 +11,7 @@ from conf.settings import RunConfig
 from core.config import EngineConfig
 from core.errors import ConfigError
 from plugins.shared.measure import Measure, Slo
+from plugins.shared.router import RouterSettings
 
 GROUPS = (
     "model",
@@ -26,7 +27,12 @@ GROUPS = (
 )
 COLLECTIONS = ("defaults_behind", "sinks", "plugins")
 SETTINGS = tuple(field.name for field in fields(RunConfig))
-NESTED: dict[str, Any] = {"engine": EngineConfig, "measure": Measure, "slo": Slo}
+NESTED: dict[str, Any] = {
+    "engine": EngineConfig,
+    "measure": Measure,
+    "slo": Slo,
+    "router": RouterSettings,
+}
 
 
 def register_schema() -> None:

@@ -123,7 +123,8 @@ class RouteQuery:
     predicted_output: tokens, the length predictor's answer within max_tokens. cached_tokens():
     tokens of the prompt that each replica probably holds, int64 [replicas], at most all but the
     last; worked out on the first call. random: a generator of the router's own, seeded by the
-    run's seed."""
+    run's seed. earliest_starts(): in a simulation, and for a plugin with a true attribute `oracle`
+    alone, when each replica would truly start to answer, seconds from now, float64 [replicas]."""
 
     request: Request
     predicted_output: float
@@ -131,6 +132,7 @@ class RouteQuery:
     cached_tokens: Callable[[], NDArray[np.int64]]
     random: np.random.Generator
     now_s: float
+    earliest_starts: Callable[[], NDArray[np.float64]] | None = None
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -174,3 +176,11 @@ class RouteRecord:
     scores: dict[str, float]
     cached_tokens: int
     age_s: float
+
+
+def pages_needed(query: RouteQuery) -> NDArray[np.int64]:
+    """Pages that each replica would need for the request to its expected end, int64 [replicas],
+    with nothing cached."""
+    tokens = len(query.request.prompt) + query.request.params.n * query.predicted_output
+    pages: NDArray[np.int64] = np.ceil(tokens / query.replicas.page_size).astype(np.int64)
+    return pages

@@ -12,6 +12,7 @@ from core.hooks import Hooks
 from core.records import RequestRecord
 from core.request import Request
 from plugins.shared.measure import Measure, Slo
+from plugins.shared.router import RouterSettings
 from plugins.shared.run_info import RunInfo
 
 
@@ -70,7 +71,7 @@ class Session:
     for config and manifest. device: "cpu", "cuda" or "cuda:N", already resolved from "auto".
     measure: what of the run counts. slo: what its requests are promised. hooks_again: builds new
     plugins from the same config, for another engine, here or (it pickles) in another process; None
-    without a config."""
+    without a config. replicas: engines behind a router, as router says."""
 
     hooks: Hooks
     engine: EngineConfig
@@ -84,10 +85,13 @@ class Session:
     measure: Measure = field(default_factory=Measure)
     slo: Slo = field(default_factory=Slo)
     hooks_again: Callable[[], Hooks] | None = None
+    replicas: int = 1
+    router: RouterSettings = field(default_factory=RouterSettings)
 
 
 class Mode(Protocol):
-    """What `mode=NAME` runs."""
+    """What `mode=NAME` runs. One that can run session.replicas > 1 has a true attribute `routes`:
+    every other is refused then."""
 
     def run(self, session: Session) -> dict[str, Any]:
         """Do the job; returns the run's summary (also for the console)."""

@@ -17,7 +17,7 @@ from conf.schema import GROUPS
 from core.errors import ConfigError
 from core.hooks import Hooks
 
-OPTIONAL = ("policy", "sink", "kernel", "experiment")
+OPTIONAL = ("policy", "router", "sink", "kernel", "experiment")
 NEEDED = {
     "model=hf": ["model.path=somewhere"],
     "workload=file": ["workload.path=trace.jsonl"],
@@ -59,7 +59,7 @@ def test_every_file_belongs_to_a_known_group():
     assert found == {*GROUPS, *OPTIONAL}
 
 
-@pytest.mark.parametrize("row", ROWS, ids=lambda row: row[-3])
+@pytest.mark.parametrize("row", ROWS, ids=lambda row: row[-4])
 def test_files_compose_and_build(row: list[str]):
     """Built, that is constructed: models and devices are loaded by build_* hooks, later."""
     job = composed([*row, *(value for choice in row for value in NEEDED.get(choice, []))])
@@ -69,7 +69,7 @@ def test_files_compose_and_build(row: list[str]):
     ]
     charge = Hooks(*built).in_charge()
     assert charge["build_executor"] == job.choices["executor"]
-    assert job.policy in charge.values()
+    assert set(job.policy.split("+")) <= set(charge.values())
     assert callable(build("mode", job.config["mode"]).run)
     assert callable(build("workload", job.config["workload"]).requests)
 
@@ -119,9 +119,10 @@ def test_two_plugins_of_one_name_are_refused_wherever_they_stand():
         default_nodes(job)
 
 
-def test_policies_have_one_flat_folder_and_go_by_their_file_names():
-    for name in options("policy", [ROOT]):
-        first = (ROOT / "policy" / f"{name}.yaml").read_text().splitlines()[0]
+@pytest.mark.parametrize("group", ["policy", "router"])
+def test_policies_have_one_flat_folder_and_go_by_their_file_names(group: str):
+    for name in options(group, [ROOT]):
+        first = (ROOT / group / f"{name}.yaml").read_text().splitlines()[0]
         assert first == f"# @package plugins.{name}"
 
 

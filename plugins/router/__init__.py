@@ -1,0 +1,1 @@
+"""Routers: which replica takes a request."""
