@@ -74,7 +74,7 @@ def requests_of(run: Run) -> list[Request]:
     """A run's requests in the order of their admission, made again; those of a closed loop follow
     from the recorded ends of the others."""
     workload = build("workload", run.config["workload"])
-    ready = list(workload.requests(None, run.config["executor"]["vocab_size"], run.seed))
+    ready = list(workload.requests(None, run.manifest["executor"]["vocab_size"], run.seed))
     columns = run.requests
     loop = closed_loop(workload)
     if loop is not None:

@@ -60,7 +60,9 @@ class Bench:
         requests = session.workload.requests(
             tokenizer, engine.executor.vocab_size, session.run.seed
         )
-        session.run.manifest["executor"] = engine.executor.describe()
+        executor = engine.executor
+        facts = executor.describe() | {"vocab_size": executor.vocab_size}
+        session.run.manifest["executor"] = facts
         session.run.manifest["workload"] = described(session.workload)
         if warms:
             warm_up(engine)
