@@ -49,6 +49,7 @@ POLICIES: Mapping[str, Overrides] = {
     "prefill_first": ("batching=prefill_first",),
 }
 ENGINE: Overrides = (
+    "engine.overlap=true",
     "engine.pool_tokens=16384",
     "engine.max_num_seqs=256",
     "engine.max_model_len=8192",
