@@ -8,7 +8,10 @@ from core.errors import ConfigError
 from core.request import FinishReason
 from plugins.mode.bench import Compiled
 from plugins.mode.device_lock import check_lock, lock_of
+from plugins.mode.facts import facts
 from plugins.mode.outlet import Outlet
+from plugins.mode.replicas.fleet import RaySettings
+from plugins.mode.replicas.serve import serve_replicas
 from plugins.mode.run_facts import head, summary_of_hooks
 from plugins.mode.running import running
 from plugins.mode.serve_loop import ServeLoop
@@ -23,14 +26,24 @@ from plugins.shared.session import Session
 class Serve:
     """Serves what comes in through the plugin behind `build_server`.
 
-    warmup, lock: as in mode bench. report_s: how often the server hears how the engine is."""
+    warmup, lock: as in mode bench. report_s: how often the server hears how the engine is. ray:
+    where replicas > 1 run (plugins.mode.replicas.fleet.RaySettings)."""
 
-    def __init__(self, warmup: bool = True, report_s: float = 0.25, lock: str = "fail") -> None:
+    routes = True
+
+    def __init__(
+        self,
+        warmup: bool = True,
+        report_s: float = 0.25,
+        lock: str = "fail",
+        ray: dict[str, Any] | None = None,
+    ) -> None:
         require(report_s > 0, "mode.report_s", "> 0", report_s)
         check_lock(lock)
         self.warmup = warmup
         self.report_s = report_s
         self.lock = lock
+        self.ray = RaySettings(**(ray or {}))
 
     def run(self, session: Session) -> dict[str, Any]:
         """Serve until the server drains; returns the summary.
@@ -39,6 +52,8 @@ class Serve:
         the fault is raised. Raises ConfigError under a simulated clock."""
         if not isinstance(session.clock, RealClock):
             raise ConfigError("mode serve needs clock=real: clients live in real time")
+        if session.replicas > 1:
+            return serve_replicas(session, self.ray, self.warmup, self.lock)
         with (
             lock_of(session, self.lock),
             running(session, contains_faults=True) as (engine, outlet),
@@ -90,18 +105,3 @@ class Serve:
             "hooks": session.run.hooks,
             "plugins": summary_of_hooks(session.hooks),
         }
-
-
-def facts(session: Session, engine: Engine) -> dict[str, Any]:
-    """What a server needs to know (core.queries.ServerQuery)."""
-    executor, memory = engine.executor, engine.state.memory
-    described = executor.describe()
-    return {
-        "model": str(described.get("model") or described["executor"]),
-        "tokenizer": executor.tokenizer,
-        "vocab_size": executor.vocab_size,
-        "max_model_len": engine.state.max_model_len,
-        "pool_tokens": memory.ledger.num_pages * memory.page_size,
-        "policy": session.run.policy,
-        "hooks": dict(session.run.hooks),
-    }

@@ -12,7 +12,7 @@ from core.queries import StepEvent
 from core.records import RequestRecord
 from core.request import Request
 from plugins.mode.step_totals import SUMMED, StepTotals
-from plugins.shared.server_protocol import Server
+from plugins.shared.server_protocol import Server, Steer
 
 KEPT_REQUESTS = 1000  # ended ones whose latencies the summary tells
 FIRST_PAUSE_S = 0.01
@@ -28,13 +28,16 @@ class ServeLoop:
 
     An exception from a step is a fault: whatever plugin raised it may have left a step half done,
     so every open request ends with an error, the report says why, and nothing is computed any more.
+    faults_end: `run` raises it instead, and nobody is told: for who can start another engine.
 
     An engine in which policies refuse everyone is asked again at once when something comes in, else
     after 10, 20, 40, ... ms; the core gives up on such a policy at the eighth time.
 
     recent: the last KEPT_REQUESTS records of ended requests; finished: all of them by reason."""
 
-    def __init__(self, engine: Engine, server: Server, report_s: float) -> None:
+    def __init__(
+        self, engine: Engine, server: Server, report_s: float, faults_end: bool = False
+    ) -> None:
         memory = engine.state.memory
         self.totals = StepTotals(memory.page_size, memory.ledger.num_pages)
         self.finished: Counter[str] = Counter()
@@ -43,6 +46,7 @@ class ServeLoop:
         self._engine = engine
         self._server = server
         self._report_s = report_s
+        self._faults_end = faults_end
         self._clock_ahead_s = engine.clock.now() - time.perf_counter()
         self._reason = ""
         self._open: set[str] = set()
@@ -74,16 +78,16 @@ class ServeLoop:
             return 0.0
         return min(max(self._resume_s - time.monotonic(), 0.0), self._report_s)
 
-    def _is_due(self, items: Sequence[Request | str]) -> bool:
+    def _is_due(self, items: Sequence[Request | str | Steer]) -> bool:
         return bool(items) or not self._engine.stalled or time.monotonic() >= self._resume_s
 
-    def _take(self, items: Sequence[Request | str]) -> None:
+    def _take(self, items: Sequence[Request | str | Steer]) -> None:
         if items and not self._works():
             self._moved_s = time.monotonic()  # nothing was pending before
         for item in items:
             if isinstance(item, str):
                 self._engine.abort(item)
-            else:
+            elif isinstance(item, Request):
                 self._submit(item)
 
     def _submit(self, request: Request) -> None:
@@ -106,6 +110,8 @@ class ServeLoop:
         try:
             event = self._engine.step()
         except Exception as error:
+            if self._faults_end:
+                raise
             self._fail(error)
             return
         self._set_pause()

@@ -3,6 +3,7 @@ metrics."""
 
 import math
 from collections import Counter, defaultdict
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from operator import attrgetter
 
@@ -99,3 +100,22 @@ class StepTotals:
             "live_tokens": later_tokens,
             "empty_tokens": record.later_pages * self.page_size - later_tokens,
         }
+
+
+def merged(parts: Sequence[StepTotals]) -> StepTotals:
+    """Sums over several engines of one size: means are of an engine, counts of all of them."""
+    whole = StepTotals(
+        parts[0].page_size if parts else 1, max((one.pool_pages for one in parts), default=0)
+    )
+    for one in parts:
+        whole.steps += one.steps
+        whole.busy_s += one.busy_s
+        whole.counts.update(one.counts)
+        for sums, more in ((whole.host_us, one.host_us), (whole.integrals, one.integrals)):
+            for name, value in more.items():
+                sums[name] += value
+        for name, peak in one.peaks.items():
+            whole.peaks[name] = max(whole.peaks.get(name, 0), peak)
+        ends = [end for end in (whole.last_end_s, one.last_end_s) if end is not None]
+        whole.last_end_s = max(ends, default=None)
+    return whole

@@ -11,6 +11,7 @@ from plugins.server.asked import ask_text, ask_tokens
 from plugins.server.checks import check_model
 from plugins.server.chunks import compact
 from plugins.server.client import Client
+from plugins.server.errors import worker_not_found
 from plugins.server.generation import parsed
 from plugins.server.metrics import Metrics
 from plugins.server.responses import json_response
@@ -76,6 +77,18 @@ class About:
         }
         return json_response(about | asdict(self._client.state()))
 
+    async def workers(self, request: Request) -> Response:
+        """The replicas: state, load, memory, device. Empty where there is one engine alone."""
+        return json_response({"object": "list", "data": self._client.state().workers or []})
+
+    async def drain(self, worker_id: str) -> Response:
+        """Send a replica nothing more; what it has runs to its end."""
+        return self._steer(worker_id, True)
+
+    async def undrain(self, worker_id: str) -> Response:
+        """Send to a replica again."""
+        return self._steer(worker_id, False)
+
     async def steps(self, request: Request) -> Response:
         """Step records as they come, as server-sent events; `lost` counts what a slow reader
         missed."""
@@ -103,6 +116,13 @@ class About:
     async def _records(self) -> AsyncIterator[bytes]:
         async for record in self._client.steps():
             yield f"data: {compact(record)}\n\n".encode()
+
+    def _steer(self, worker_id: str, draining: bool) -> Response:
+        known = self._client.state().workers or []
+        if worker_id not in [one["id"] for one in known]:
+            raise worker_not_found(worker_id)
+        self._client.drain(worker_id, draining)
+        return json_response({"id": worker_id, "draining": draining}, 202)
 
     def _model(self) -> dict[str, Any]:
         facts = self._client.facts

@@ -57,6 +57,7 @@ def make_app(client: Client, settings: Settings, now: Callable[[], float] = time
         ("/v1/models/{model_id:path}", about.model, replies.Model),
         ("/v1/engine", about.engine, None),
         ("/v1/engine/steps", about.steps, None),
+        ("/v1/workers", about.workers, None),
         ("/health", about.health, None),
         ("/ready", about.ready, None),
         ("/metrics", about.metrics, None),
@@ -65,6 +66,18 @@ def make_app(client: Client, settings: Settings, now: Callable[[], float] = time
         # The server that runs the application leaves the body out.
         head = about.no_steps if get == about.steps else get
         app.add_api_route(path, head, methods=["HEAD"], include_in_schema=False)
+    for path, steer in (
+        ("/v1/workers/{worker_id}/drain", about.drain),
+        ("/v1/workers/{worker_id}/undrain", about.undrain),
+    ):
+        app.add_api_route(
+            path,
+            steer,
+            methods=["POST"],
+            status_code=202,
+            responses=_responses(None),
+            response_class=Response,
+        )
     add_docs(app)
     app.openapi = lambda: _openapi(app)  # type: ignore[method-assign]
     return app

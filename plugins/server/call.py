@@ -105,7 +105,7 @@ class Call:
             raise too_busy(str(error), error.retry_after_s) from None
         except Unavailable as error:
             self.close()
-            raise unavailable(error.reason) from None
+            raise unavailable(error.reason, error.retry_after_s) from None
 
     async def deltas(self) -> AsyncIterator[list[Delta]]:
         """What each step brought; each choice's last delta has its finish_reason. Raises ApiError

@@ -68,7 +68,8 @@ class State:
     pool: page_size and pages (total, free, tree, evictable, request). steps: since the start.
     totals: counters since the start: prefill_tokens, decode_tokens, sampled_tokens,
     recomputed_tokens, cached_tokens, preemptions, pages_evicted, steps, and finished_<reason>.
-    last_steps: records of the last few, as JSON-ready dicts."""
+    last_steps: records of the last few, as JSON-ready dicts. workers: facts of each replica, None
+    where there is but the engine itself."""
 
     ready: bool
     reason: str = ""
@@ -80,6 +81,7 @@ class State:
     pool: dict[str, int] = field(default_factory=dict)
     totals: dict[str, int] = field(default_factory=dict)
     last_steps: list[dict[str, Any]] = field(default_factory=list)
+    workers: list[dict[str, Any]] | None = None
 
 
 class Busy(Exception):  # noqa: N818 - the queue, not the program, is at fault
@@ -91,11 +93,13 @@ class Busy(Exception):  # noqa: N818 - the queue, not the program, is at fault
 
 
 class Unavailable(Exception):  # noqa: N818
-    """Nothing new is served: draining, or the engine stopped or is stuck."""
+    """Nothing new is served: draining, the engine stopped or is stuck, or no replica is there.
+    retry_after_s: when to come again, None = not known."""
 
-    def __init__(self, reason: str) -> None:
+    def __init__(self, reason: str, retry_after_s: float | None = None) -> None:
         super().__init__(reason)
         self.reason = reason
+        self.retry_after_s = retry_after_s
 
 
 class Stream(Protocol):
@@ -119,6 +123,9 @@ class Client(Protocol):
 
     def abort(self, request_id: str) -> None:
         """End a request within a step. Unknown and ended ids are ignored."""
+
+    def drain(self, worker: str, on: bool) -> None:
+        """Send a replica nothing more, so that it ends what it has; off: send to it again."""
 
     def state(self) -> State:
         """The latest report."""

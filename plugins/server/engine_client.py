@@ -14,6 +14,7 @@ from plugins.server.channel import FrontEnd
 from plugins.server.client import Busy, Ended, Facts, State, Token, Unavailable, Update
 from plugins.server.messages import (
     Abort,
+    Drain,
     FromEngine,
     Goodbye,
     Report,
@@ -59,7 +60,8 @@ class EngineClient:
         """See Client.submit."""
         reason = self._unready()
         if reason:
-            raise Unavailable(reason)
+            told = None if self._report is None else self._report.state.get("retry_after_s")
+            raise Unavailable(reason, told)
         waiting = self._queue.waiting + self._submitted - self._queue.submitted
         if waiting >= self._settings.max_queue:
             raise Busy(max(waiting, 0), self._settings.max_queue)
@@ -77,6 +79,11 @@ class EngineClient:
         stream = self._streams.get(request_id)
         if stream is not None and not self._gone:
             self._end.send(Abort(stream.key))
+
+    def drain(self, worker: str, on: bool) -> None:
+        """See Client.drain."""
+        if not self._gone:
+            self._end.send(Drain(worker, on))
 
     def state(self) -> State:
         """See Client.state."""
@@ -97,6 +104,7 @@ class EngineClient:
             pool=state["pool"],
             totals=state["totals"],
             last_steps=self._last_steps,
+            workers=state.get("workers"),
         )
 
     async def steps(self) -> AsyncIterator[dict[str, Any]]:

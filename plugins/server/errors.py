@@ -83,13 +83,20 @@ def too_busy(reason: str, retry_after_s: float = 1.0) -> ApiError:
         reason,
         type="rate_limit_error",
         code="rate_limit_exceeded",
-        headers={"Retry-After": str(max(1, round(retry_after_s)))},
+        headers={"Retry-After": _seconds(retry_after_s)},
     )
 
 
-def unavailable(reason: str) -> ApiError:
-    """503 while the server drains or its engine has stopped or is stuck."""
-    return ApiError(503, reason, type="server_error", code="unavailable")
+def unavailable(reason: str, retry_after_s: float | None = None) -> ApiError:
+    """503 while the server drains, its engine has stopped or is stuck, or no replica is there."""
+    headers = None if retry_after_s is None else {"Retry-After": _seconds(retry_after_s)}
+    return ApiError(503, reason, type="server_error", code="unavailable", headers=headers)
+
+
+def worker_not_found(worker: str) -> ApiError:
+    """404 for a replica that is not here."""
+    message = f"the worker {shown(worker)} does not exist here: /v1/workers lists them"
+    return ApiError(404, message, param="worker", code="worker_not_found")
 
 
 def from_request_error(error: RequestError) -> ApiError:
@@ -117,6 +124,10 @@ def shown(value: Any) -> str:
     """A value as JSON, cut to what a message can carry."""
     text = json.dumps(value, ensure_ascii=False, default=str)
     return text if len(text) <= SHOWN_CHARS else f"{text[:SHOWN_CHARS]}..."
+
+
+def _seconds(retry_after_s: float) -> str:
+    return str(max(1, round(retry_after_s)))
 
 
 def _path(location: tuple[int | str, ...]) -> str:

@@ -15,6 +15,7 @@ from plugins.server.channel import EngineEnd
 from plugins.server.client import Ended
 from plugins.server.messages import (
     Abort,
+    Drain,
     FromFront,
     Goodbye,
     Hello,
@@ -26,6 +27,7 @@ from plugins.server.messages import (
 from plugins.server.restarts import Restarts
 from plugins.server.signals import StopSignals
 from plugins.server.workers import Workers
+from plugins.shared.server_protocol import Steer
 
 LAST_STEPS = 8  # records in a report
 MAX_BACKLOG = 16_384  # messages: a front end that takes in none of them hangs
@@ -85,7 +87,11 @@ class Hub:
         for descriptor in workers.sentinels:
             channel.watch(descriptor)
 
-    def poll(self, timeout_s: float) -> list[Request | str]:
+    def watch(self, descriptor: int) -> None:
+        """See Server.watch."""
+        self._channel.watch(descriptor)
+
+    def poll(self, timeout_s: float) -> list[Request | str | Steer]:
         """See Server.poll. Raises ServerError when no front end is left and new ones die too."""
         early, self._early = self._early, []
         messages, ready = self._channel.receive(0 if early else timeout_s)
@@ -160,19 +166,21 @@ class Hub:
         self._signals.close()
         self._let_go()
 
-    def _take(self, front: int, message: FromFront) -> list[Request | str]:
+    def _take(self, front: int, message: FromFront) -> list[Request | str | Steer]:
         if isinstance(message, Submit):
             return self._submit(front, message)
         if isinstance(message, Abort):
             request_id = self._ids.get((front, message.key))
             return [] if request_id is None else [request_id]
+        if isinstance(message, Drain):
+            return [Steer(message.worker, message.on)]
         if isinstance(message, Watch):
             (self._watching.add if message.on else self._watching.discard)(front)
         elif isinstance(message, Hello) and self._state is not None:
             self._send_report(front)
         return []
 
-    def _submit(self, front: int, message: Submit) -> list[Request | str]:
+    def _submit(self, front: int, message: Submit) -> list[Request | str | Steer]:
         request, key = message.request, message.key
         self._submitted[front] = self._submitted.get(front, 0) + 1
         if request.request_id in self._routes:
@@ -192,7 +200,7 @@ class Hub:
             del self._ids[route.front, route.key]
         return route
 
-    def _lose(self, descriptor: int) -> list[Request | str]:
+    def _lose(self, descriptor: int) -> list[Request | str | Steer]:
         """A front end died: nobody wants its requests any more. Another will be started."""
         ended = self._workers.ended(descriptor)
         front = ended.front
@@ -217,7 +225,7 @@ class Hub:
         for descriptor in self._workers.arrived():
             self._channel.watch(descriptor)
 
-    def _drain(self) -> list[Request | str]:
+    def _drain(self) -> list[Request | str | Steer]:
         now_s = time.monotonic()
         if self._drains_until_s is None:
             self._drains_until_s = now_s + self._drain_s

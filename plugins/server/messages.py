@@ -45,6 +45,14 @@ class Watch:
 
 
 @dataclass(frozen=True, slots=True)
+class Drain:
+    """Send a replica nothing more, or again."""
+
+    worker: str
+    on: bool
+
+
+@dataclass(frozen=True, slots=True)
 class Received:
     """Messages that the front end has taken in so far."""
 
@@ -73,7 +81,8 @@ class StepNews:
 class Report:
     """The engine's state as mode serve describes it (plugins/mode/serve_loop.py): ready, reason,
     waiting, running, requests, slots, pool, totals, and idle_s: how long work has been pending
-    without progress; with last_steps, a list of StepRecord. submitted, open: see StepNews."""
+    without progress; with last_steps, a list of StepRecord; with replicas, workers and
+    retry_after_s. submitted, open: see StepNews."""
 
     state: dict[str, Any]
     draining: bool
@@ -88,7 +97,7 @@ class Goodbye:
     reason: str
 
 
-FromFront = Hello | Submit | Abort | Watch | Received
+FromFront = Hello | Submit | Abort | Watch | Drain | Received
 FromEngine = StepNews | Report | Goodbye
 
 _STEP_FIELDS = tuple(field.name for field in fields(StepRecord))

@@ -18,6 +18,14 @@ class ServerQuery:
     folder: str
 
 
+@dataclass(frozen=True, slots=True)
+class Steer:
+    """Send a replica nothing more, so that it ends what it has, or send to it again."""
+
+    replica: str
+    draining: bool
+
+
 class Server(Protocol):
     """The clients of a serving engine. Called from the engine's thread alone; nothing here waits
     for a client."""
@@ -25,9 +33,13 @@ class Server(Protocol):
     draining: bool
     """It is to end: nothing new comes in, and what runs may finish."""
 
-    def poll(self, timeout_s: float) -> Sequence[Request | str]:
-        """What came in: requests, their times those of time.perf_counter, and ids to abort. Waits
-        up to timeout_s for the first."""
+    def watch(self, descriptor: int) -> None:
+        """Let `poll` return early when this file descriptor is readable, too."""
+
+    def poll(self, timeout_s: float) -> Sequence[Request | str | Steer]:
+        """What came in: requests, their times those of time.perf_counter, ids to abort, and what
+        concerns replicas: none of that unless the reports tell of `workers`. Waits up to timeout_s
+        for the first."""
 
     def refuse(self, request_id: str, error: str) -> None:
         """The engine did not take this request."""
@@ -36,7 +48,9 @@ class Server(Protocol):
         """A step's tokens and ended requests; records: of every request in the event."""
 
     def report(self, state: dict[str, Any]) -> None:
-        """How the engine is: JSON values. That it comes at all says that the loop is alive."""
+        """How the engine is: JSON values. That it comes at all says that the loop is alive. With
+        replicas it holds `workers`, a list of their facts, and retry_after_s while it is not ready:
+        when a client may come again, None = not known."""
 
     def close(self) -> None:
         """End the front ends."""

@@ -1,0 +1,1 @@
+"""Mode serve with several replicas: engines in processes of their own behind one router."""
