@@ -3,13 +3,14 @@ weights."""
 
 import re
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
 
+from core.config import require
 from core.errors import ConfigError
 from core.queries import ModelQuery
 from plugins.model import fallback
@@ -21,6 +22,7 @@ from plugins.model.checkpoint import (
     load_weights,
     weight_files,
 )
+from plugins.model.cut import FIELD, Cut
 from plugins.model.decoder import Decoder
 from plugins.model.facts import (
     ModelFacts,
@@ -36,7 +38,7 @@ from plugins.model.loader import LoadSettings
 from plugins.model.ops import LayerOps, TorchOps
 from plugins.model.remote import download_snapshot, read_gguf
 from plugins.model.spec import FAMILIES, DecoderSpec, decoder_spec
-from plugins.model.weights import allocate, fill_random
+from plugins.model.weights import allocate, fill_random, keep_biases_of_sums_once
 from plugins.shared.model_protocols import Model
 
 HUB_ID = re.compile(r"[\w.-]+(/[\w.-]+)?")
@@ -55,25 +57,40 @@ class _Found:
     tokenizer_folder: Path | None
 
 
-def build(settings: LoadSettings, query: ModelQuery) -> Model:
-    """The model that `settings` describe, on `query.device`."""
+@dataclass(frozen=True, slots=True)
+class DecoderShards:
+    """A model_protocols.ModelShards: each rank loads its own."""
+
+    settings: LoadSettings
+    query: ModelQuery
+
+    @property
+    def num_ranks(self) -> int:
+        """How many there are."""
+        return self.settings.tensor_parallel
+
+    def build(self, rank: int, device: str) -> Model:
+        """Load one."""
+        query = replace(self.query, device=device, progress=False)
+        return build(self.settings, query, rank)
+
+
+def build(settings: LoadSettings, query: ModelQuery, rank: int = 0) -> Model:
+    """The model that `settings` describe, on `query.device`; of one that is cut, a rank's part."""
     if settings.path is not None and settings.path.endswith(".gguf"):
-        return _build_gguf(Path(settings.path).expanduser(), settings, query)
+        return _build_gguf(Path(settings.path).expanduser(), settings, query, rank)
     found = _locate(settings)
     device = torch.device(query.device)
-    spec = _spec(found.config, settings.implementation)
+    spec = _spec(found, settings)
     dtype = resolve_dtype(settings.dtype, found.config, device)
     if spec is None:
         model = _transformers_model(found, settings, query, dtype)
         return _bind(model.to(device), found, settings)
     if settings.load == "weights":
         assert found.folder is not None, "weights come from a folder"
-        return _decoder(SafetensorsFolder(found.folder), spec, found, settings, dtype, query)
-    facts = _facts(found, spec.vocab_size, spec.max_positions, settings)
-    ops = _checked_ops(settings, spec, dtype, device)
-    weights = allocate(spec, dtype, device)
-    fill_random(weights, spec, query.seed)
-    return Decoder(spec, weights, facts, ops)
+        source = SafetensorsFolder(found.folder)
+        return _decoder(source, spec, found, settings, dtype, query, rank)
+    return _decoder(None, spec, found, settings, dtype, query, rank)
 
 
 def flat_config(config: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -110,16 +127,19 @@ def _locate(settings: LoadSettings) -> _Found:
     )
 
 
-def _spec(config: Mapping[str, Any], implementation: str) -> DecoderSpec | None:
+def _spec(found: _Found, settings: LoadSettings) -> DecoderSpec | None:
     """The decoder's shape, None for the fallback."""
-    if implementation == "transformers":
-        return None
-    spec = decoder_spec(config)
-    if spec is None and implementation == "decoder":
+    insists, size = settings.implementation, settings.tensor_parallel
+    spec = None if insists == "transformers" else decoder_spec(found.config)
+    if spec is None and insists == "decoder":
         raise ConfigError(
             f"model_type must be one of {', '.join(FAMILIES)} for implementation=decoder, "
-            f"got {config.get('model_type')!r}"
+            f"got {found.config.get('model_type')!r}"
         )
+    if spec is not None:
+        Cut(0, size).check(spec)
+    rule = f"1 for a model that runs through transformers ({found.name})"
+    require(spec is not None or size == 1, FIELD, rule, size)
     return spec
 
 
@@ -134,18 +154,26 @@ def _facts(found: _Found, head_rows: int, max_positions: int, settings: LoadSett
 
 
 def _decoder(
-    source: TensorSource,
+    source: TensorSource | None,
     spec: DecoderSpec,
     found: _Found,
     settings: LoadSettings,
     dtype: torch.dtype,
     query: ModelQuery,
+    rank: int,
 ) -> Decoder:
+    """source: None = random weights."""
     facts = _facts(found, spec.vocab_size, spec.max_positions, settings)
-    device = torch.device(query.device)
+    device, cut = torch.device(query.device), Cut(rank, settings.tensor_parallel)
     ops = _checked_ops(settings, spec, dtype, device)
-    weights = load_weights(source, spec, dtype, device, query.progress)
-    return Decoder(spec, weights, facts, ops)
+    if source is None:
+        weights = allocate(spec, dtype, device, cut)
+        fill_random(weights, spec, query.seed, cut)
+    else:
+        weights = load_weights(source, spec, dtype, device, query.progress, cut)
+    keep_biases_of_sums_once(weights, cut)
+    shards = DecoderShards(settings, query) if cut.size > 1 else None
+    return Decoder(spec, weights, facts, ops, cut, shards)
 
 
 def _checked_ops(
@@ -159,7 +187,7 @@ def _checked_ops(
     return ops
 
 
-def _build_gguf(path: Path, settings: LoadSettings, query: ModelQuery) -> Model:
+def _build_gguf(path: Path, settings: LoadSettings, query: ModelQuery, rank: int) -> Model:
     if not path.is_file():
         raise ConfigError(f"model.path must exist, got {str(path)!r}; {ACCEPTED}")
     if settings.load != "weights":
@@ -168,13 +196,13 @@ def _build_gguf(path: Path, settings: LoadSettings, query: ModelQuery) -> Model:
     config = model.config.to_dict()
     generation = model.generation_config.to_dict()
     found = _Found(path.stem, config, generation, None, tokenizer, None)
-    spec = _spec(config, settings.implementation)
+    spec = _spec(found, settings)
     device = torch.device(query.device)
     dtype = resolve_dtype(settings.dtype, {}, device)
     if spec is None:
         return _bind(model.to(device=device, dtype=dtype), found, settings)
     source = MemoryTensors(model.state_dict(), str(path))
-    return _decoder(source, spec, found, settings, dtype, query)
+    return _decoder(source, spec, found, settings, dtype, query, rank)
 
 
 def _transformers_model(

@@ -11,6 +11,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
+from types import MappingProxyType
 from typing import Protocol
 
 import torch
@@ -19,6 +20,7 @@ from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, Trans
 from torch import Tensor
 
 from core.errors import ConfigError
+from plugins.model.cut import WHOLE, Cut, Part
 from plugins.model.disk import Stored, read_tensors, stored_tensors
 from plugins.model.facts import read_json
 from plugins.model.spec import DecoderSpec
@@ -32,6 +34,7 @@ ACCEPTED = (
 _HARMLESS = re.compile(r"\.rotary_emb\.(inv_freq|cos_cached|sin_cached)$")
 INDEX = "model.safetensors.index.json"
 SHOWN_NAMES = 8
+NO_PARTS: Mapping[str, Part] = MappingProxyType({})
 
 
 class TensorSource(Protocol):
@@ -40,9 +43,15 @@ class TensorSource(Protocol):
     where: str
     shapes: dict[str, tuple[int, ...]]
 
-    def read(self, targets: Mapping[str, Tensor], on_read: Callable[[int], None]) -> None:
-        """Fill the contiguous targets, of the stored shapes, from the tensors of those names,
-        casting where types differ; on_read gets the bytes of target as they arrive."""
+    def read(
+        self,
+        targets: Mapping[str, Tensor],
+        on_read: Callable[[int], None],
+        parts: Mapping[str, Part] = NO_PARTS,
+    ) -> None:
+        """Fill the contiguous targets from the tensors of those names, or from their `parts`, of
+        the same shapes, casting where types differ; on_read gets the bytes of target as they
+        arrive."""
 
 
 class SafetensorsFolder:
@@ -64,10 +73,19 @@ class SafetensorsFolder:
             self._stored |= found
         self.shapes = {name: stored.shape for name, stored in self._stored.items()}
 
-    def read(self, targets: Mapping[str, Tensor], on_read: Callable[[int], None]) -> None:
+    def read(
+        self,
+        targets: Mapping[str, Tensor],
+        on_read: Callable[[int], None],
+        parts: Mapping[str, Part] = NO_PARTS,
+    ) -> None:
         """See TensorSource and `read_tensors`."""
         order = [name for name in self._stored if name in targets]  # that of the files' bytes
-        read_tensors([(self._stored[name], targets[name]) for name in order], on_read)
+        stored = {name: self._stored[name] for name in order}
+        stored |= {
+            name: stored[name].part(part.dim, part.begin, part.end) for name, part in parts.items()
+        }
+        read_tensors([(stored[name], targets[name]) for name in order], on_read)
 
 
 class MemoryTensors:
@@ -78,10 +96,16 @@ class MemoryTensors:
         self.shapes = {name: tuple(tensor.shape) for name, tensor in tensors.items()}
         self._tensors = tensors
 
-    def read(self, targets: Mapping[str, Tensor], on_read: Callable[[int], None]) -> None:
+    def read(
+        self,
+        targets: Mapping[str, Tensor],
+        on_read: Callable[[int], None],
+        parts: Mapping[str, Part] = NO_PARTS,
+    ) -> None:
         """See TensorSource."""
         for name, target in targets.items():
-            target.copy_(self._tensors[name])
+            tensor = self._tensors[name]
+            target.copy_(parts[name].of(tensor) if name in parts else tensor)
             on_read(target.nbytes)
 
 
@@ -110,8 +134,9 @@ def load_weights(
     dtype: torch.dtype,
     device: torch.device,
     progress: bool,
+    cut: Cut = WHOLE,
 ) -> Weights:
-    """Read a checkpoint into freshly allocated parameters.
+    """Read a checkpoint into freshly allocated parameters: of a cut's part nothing else is read.
 
     Raises ConfigError, before anything is read, for tensors that are missing, unused or of another
     shape, and while reading for a file that ends early or cannot be read.
@@ -129,8 +154,8 @@ def load_weights(
     _check(
         {canonical: source.shapes[name] for name, canonical in names.items()}, weights, spec, source
     )
-    weights = allocate(spec, dtype, device)
-    table = slots(weights, spec)
+    weights = allocate(spec, dtype, device, cut)
+    table = slots(weights, spec, cut)
     wanted = {name: table[canonical] for name, canonical in names.items() if canonical in table}
     targets = {name: _first(slot) for name, slot in wanted.items()}
     columns = (TextColumn("loading weights"), BarColumn(), DownloadColumn(), TransferSpeedColumn())
@@ -138,12 +163,13 @@ def load_weights(
         *columns, console=Console(stderr=True), transient=True, disable=not progress
     ) as bar:
         task = bar.add_task("", total=sum(target.nbytes for target in targets.values()))
-        source.read(targets, partial(bar.advance, task))
+        parts = {name: slot.part for name, slot in wanted.items() if slot.part is not None}
+        source.read(targets, partial(bar.advance, task), parts)
     for name, slot in wanted.items():
-        if slot.view.shape != slot.shape:
+        if slot.view.dim() != len(slot.shape):
             slot.view.copy_(targets[name].clone())
     if spec.tied:
-        _untie_if_different(weights, source, names)
+        _untie_if_different(weights, source, names, cut.head(spec))
     return weights
 
 
@@ -166,7 +192,7 @@ def _check(
             f"not use: {listed(unused)}"
         )
     if spec.tied:
-        table = table | {HEAD: Slot(weights.head, tuple(weights.head.shape))}
+        table = table | {HEAD: Slot(weights.head, tuple(weights.embedding.shape))}
     for name, shape in found.items():
         if shape != table[name].shape:
             raise ConfigError(
@@ -174,9 +200,11 @@ def _check(
             )
 
 
-def _untie_if_different(weights: Weights, source: TensorSource, names: Mapping[str, str]) -> None:
+def _untie_if_different(
+    weights: Weights, source: TensorSource, names: Mapping[str, str], part: Part | None
+) -> None:
     """A tied checkpoint may store its head all the same; one that differs is used, as transformers
-    does."""
+    does. part: the rows that are kept, None = all."""
     for name in [name for name, canonical in names.items() if canonical == HEAD]:
         stored = torch.empty_like(weights.embedding)
         source.read({name: stored}, lambda _: None)
@@ -186,7 +214,7 @@ def _untie_if_different(weights: Weights, source: TensorSource, names: Mapping[s
                 "the stored head is used",
                 stacklevel=2,
             )
-            weights.head = stored
+            weights.head = stored if part is None else part.of(stored).clone()
 
 
 def _canonical(name: str) -> str:

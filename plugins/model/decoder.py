@@ -4,6 +4,9 @@ tokens.
 Operations follow transformers' order and rounding (RMSNorm: normalise in float32, cast, multiply;
 rotary tables in float32, then cast), so that float32 results agree with it to the last bits. N
 packed tokens, H hidden, D head_dim, V vocabulary.
+
+A part of a cut model (plugins/model/cut.py) has the shape of a smaller one; once it has joined the
+other ranks, it adds what they computed after o and down, and rank 0 gathers all logits.
 """
 
 from dataclasses import dataclass
@@ -14,12 +17,13 @@ import torch
 import torch.nn.functional as F  # noqa: N812
 from torch import Tensor
 
+from plugins.model.cut import WHOLE, Cut
 from plugins.model.facts import ModelFacts
 from plugins.model.ops import LayerOps, TorchOps
 from plugins.model.rope import Rotary
 from plugins.model.spec import DecoderSpec
 from plugins.model.weights import LayerWeights, Weights
-from plugins.shared.model_protocols import Attend
+from plugins.shared.model_protocols import Attend, ModelShards, RankGroup
 
 Rotation = tuple[Tensor, Tensor]
 
@@ -43,11 +47,16 @@ class Decoder:
         weights: Weights,
         facts: ModelFacts,
         ops: LayerOps | None = None,
+        cut: Cut = WHOLE,
+        shards: ModelShards | None = None,
     ) -> None:
-        """weights are complete. facts.vocab_size cuts head rows that no token id uses; a window
+        """spec: of the whole model. weights are complete, a cut's for its part.
+        facts.vocab_size leaves out head rows that no token id uses; a window
         that no sequence of facts.max_model_len tokens can exceed is dropped. ops: None = torch;
-        where these are batch_invariant, a token's logits are."""
-        self.spec = spec
+        where these are batch_invariant, a token's logits are. shards: the parts of a cut model."""
+        head_from, self._head_rows = cut.rank * cut.head_rows(spec), cut.head_rows(spec)
+        self.spec = spec = cut.local(spec)
+        self.shards = shards
         self.weights = weights
         self.facts = facts
         self.name = facts.name
@@ -60,15 +69,22 @@ class Decoder:
         self.end_token_ids = facts.end_token_ids
         self.dtype = weights.embedding.dtype
         self.device = weights.embedding.device
-        self._head = weights.head[: facts.vocab_size]
+        self._head = weights.head[: max(facts.vocab_size - head_from, 0)]
         self._rotary = Rotary(spec.rope, self.dtype, self.device)
         self._ops: LayerOps = ops or TorchOps()
         self.batch_invariant = self._ops.batch_invariant
+        self._group: RankGroup | None = None
+        self._summed = self._scored = self._ops.linear
         self._scale = spec.head_dim**-0.5
         self._layers = [
             _Layer(index, layer, spec.rope_layers[index], _binding(spec.windows[index], facts))
             for index, layer in enumerate(weights.layers)
         ]
+
+    def join(self, group: RankGroup) -> None:
+        """Compute together with the other parts from now on."""
+        self._group = group
+        self._summed, self._scored = self._linear_summed, self._linear_gathered
 
     @cached_property
     def tokenizer(self) -> Any | None:
@@ -118,17 +134,18 @@ class Decoder:
     def leave(self, index: int, hidden: Tensor, out: Tensor) -> tuple[Tensor, Tensor]:
         """A layer after its attention [N, Hq, D]: hidden states, and the block's output."""
         weights = self._layers[index].weights
-        delta = self._ops.linear(out.reshape(len(hidden), -1), weights.o, weights.o_bias)
+        delta = self._summed(out.reshape(len(hidden), -1), weights.o, weights.o_bias)
         eps = self.spec.norm_eps
         normed, hidden = self._ops.add_norm(hidden, delta, weights.post_norm, eps)
         return hidden, self._mlp(weights, normed)
 
     def score(self, hidden: Tensor, delta: Tensor | None, logits_rows: Tensor) -> Tensor:
-        """Logits [k, V] of packed tokens logits_rows int64 [k]."""
+        """Logits [k, V] of packed tokens logits_rows int64 [k]; on a rank that joined others and is
+        not the first, of its own rows of the head."""
         delta = None if delta is None else delta[logits_rows]
         norm, eps = self.weights.final_norm, self.spec.norm_eps
         normed, _ = self._ops.add_norm(hidden[logits_rows], delta, norm, eps)
-        return self._ops.linear(normed, self._head, None)
+        return self._scored(normed, self._head, None)
 
     def describe(self, kv_dtype: torch.dtype) -> dict[str, Any]:
         """Which operations serve the layers, for the manifest."""
@@ -157,7 +174,21 @@ class Decoder:
     def _mlp(self, weights: LayerWeights, normed: Tensor) -> Tensor:
         gate_up = self._ops.linear(normed, weights.gate_up, weights.gate_up_bias)
         gated = self._ops.gate(gate_up, self.spec.activation)
-        return self._ops.linear(gated, weights.down, weights.down_bias)
+        return self._summed(gated, weights.down, weights.down_bias)
+
+    def _linear_summed(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+        assert self._group is not None, "set by join"
+        total: Tensor = self._group.sum(self._ops.linear(x, weight, bias))
+        return total
+
+    def _linear_gathered(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+        """Logits [k, ranks * rows each], of which the vocabulary's come first."""
+        assert self._group is not None, "set by join"
+        own = self._ops.linear(x, weight, bias)
+        if own.shape[1] < self._head_rows:
+            own = F.pad(own, (0, self._head_rows - own.shape[1]))
+        parts: Tensor = self._group.gather(own)
+        return own if self._group.rank else parts.transpose(0, 1).reshape(len(own), -1)
 
 
 def _binding(window: int | None, facts: ModelFacts) -> int | None:

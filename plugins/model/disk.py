@@ -13,7 +13,8 @@ import sys
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from io import RawIOBase
 from pathlib import Path
 
 import torch
@@ -44,22 +45,37 @@ DTYPES = {
 
 @dataclass(frozen=True, slots=True)
 class Stored:
-    """A tensor in a file: `shape` values of `dtype` from byte `offset` on."""
+    """A tensor in a file: `shape` values of `dtype` from byte `offset` on. pitch: bytes from the
+    beginning of one row (of the first dimension) to the next, None = they follow each other."""
 
     path: Path
     offset: int
     dtype: torch.dtype
     shape: tuple[int, ...]
+    pitch: int | None = None
+
+    def part(self, dim: int, begin: int, end: int) -> "Stored":
+        """Indices [begin, end) of dimension 0, or of dimension 1 of a matrix."""
+        row_bytes = math.prod(self.shape[1:]) * self.dtype.itemsize
+        if dim == 0:
+            offset, shape = self.offset + begin * row_bytes, (end - begin, *self.shape[1:])
+            return replace(self, offset=offset, shape=shape)
+        assert dim == 1 == len(self.shape) - 1, "columns are those of a matrix"
+        offset, shape = self.offset + begin * self.dtype.itemsize, (self.shape[0], end - begin)
+        return replace(self, offset=offset, shape=shape, pitch=row_bytes)
 
 
 @dataclass(frozen=True, slots=True)
 class _Block:
-    """A part of a stored tensor and the flat part of the target that it fills."""
+    """A part of a stored tensor and the flat part of the target that it fills. row, pitch: values
+    of a row and bytes between beginnings of rows; one row unless they lie apart."""
 
     path: Path
     offset: int
     dtype: torch.dtype
     target: Tensor
+    row: int
+    pitch: int = 0
 
 
 def stored_tensors(path: Path) -> dict[str, Stored]:
@@ -130,13 +146,18 @@ def read_tensors(
 def _blocks(pairs: Sequence[tuple[Stored, Tensor]]) -> Iterator[_Block]:
     for stored, target in pairs:
         assert target.numel() == math.prod(stored.shape), "as many values as are stored"
-        size = stored.dtype.itemsize
+        size, pitch = stored.dtype.itemsize, stored.pitch
         if target.device.type == "cpu" and sys.platform == "linux":
             _advise_huge_pages(target)
-        for index, part in enumerate(torch.split(target.view(-1), BLOCK_BYTES // size)):
+        length, step = BLOCK_BYTES // size, BLOCK_BYTES
+        if pitch is not None:
+            rows = length // stored.shape[1]
+            length, step = rows * stored.shape[1], rows * pitch
+        for index, part in enumerate(torch.split(target.view(-1), length)):
             if len(part):
-                offset = stored.offset + index * BLOCK_BYTES
-                yield _Block(stored.path, offset, stored.dtype, part)
+                where = stored.path, stored.offset + index * step, stored.dtype
+                one_row = len(part) if pitch is None else stored.shape[1]
+                yield _Block(*where, part, one_row, pitch or 0)
 
 
 def _advise_huge_pages(target: Tensor) -> None:
@@ -151,21 +172,27 @@ def _advise_huge_pages(target: Tensor) -> None:
 
 def _read(block: _Block, memory: Tensor) -> None:
     """Fill the beginning of `memory` with the block's bytes."""
-    missing = memory.view(torch.uint8).numpy().data[: len(block.target) * block.dtype.itemsize]
+    size = block.dtype.itemsize
+    wanted = memory.view(torch.uint8).numpy().data[: len(block.target) * size]
+    row = block.row * size
     try:
         # A file of its own, so that the kernel's read-ahead sees one run of bytes.
         with open(block.path, "rb", buffering=0) as file:
-            file.seek(block.offset)
-            while missing:
-                count = file.readinto(missing)
-                if not count:
-                    raise ConfigError(
-                        f"{block.path} must be a whole safetensors file: it became shorter while "
-                        "it was read"
-                    )
-                missing = missing[count:]
+            for index in range(len(wanted) // row):
+                file.seek(block.offset + index * block.pitch)
+                _read_row(file, wanted[index * row : (index + 1) * row], block.path)
     except OSError as error:
         raise ConfigError(f"{block.path} must be readable: {error}") from error
+
+
+def _read_row(file: RawIOBase, missing: memoryview, path: Path) -> None:
+    while missing:
+        count = file.readinto(missing)
+        if not count:
+            raise ConfigError(
+                f"{path} must be a whole safetensors file: it became shorter while it was read"
+            )
+        missing = missing[count:]
 
 
 def _copy(block: _Block, buffer: Tensor) -> None:

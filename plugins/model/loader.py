@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from core.config import require
 from core.errors import ConfigError
 from core.hookspecs import hookimpl
 from core.queries import ModelQuery
@@ -24,6 +25,7 @@ class LoadSettings:
     config: Mapping[str, Any] | None
     implementation: str
     ops: Any = None
+    tensor_parallel: int = 1
 
 
 class HuggingFaceModel:
@@ -34,7 +36,8 @@ class HuggingFaceModel:
     inline. dtype: auto, float32, float16 or bfloat16. max_model_len: longest sequence in tokens,
     null = the model's own limit. implementation: `auto` takes the decoder for the families it
     knows; `decoder` or `transformers` insists. ops: a plugins.model.ops.LayerOps for the decoder,
-    null = torch; a transformers model runs its own.
+    null = torch; a transformers model runs its own. tensor_parallel: devices that a decoder is cut
+    for, the executor's number.
     """
 
     def __init__(
@@ -46,6 +49,7 @@ class HuggingFaceModel:
         config: dict[str, Any] | None = None,
         implementation: str = "auto",
         ops: Any = None,
+        tensor_parallel: int = 1,
     ) -> None:
         _one_of("load", load, LOADS)
         _one_of("implementation", implementation, IMPLEMENTATIONS)
@@ -59,7 +63,11 @@ class HuggingFaceModel:
             raise ConfigError(
                 "load=dummy needs either model.path or model.config, got both or none"
             )
-        self.settings = LoadSettings(path, load, dtype, max_model_len, config, implementation, ops)
+        require(tensor_parallel >= 1, "model.tensor_parallel", ">= 1", tensor_parallel)
+        limits = dtype, max_model_len
+        self.settings = LoadSettings(
+            path, load, *limits, config, implementation, ops, tensor_parallel
+        )
 
     @hookimpl
     def build_model(self, query: ModelQuery) -> Model:

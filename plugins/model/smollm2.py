@@ -2,6 +2,7 @@
 
 from typing import Any
 
+from core.config import require
 from core.hookspecs import hookimpl
 from core.queries import ModelQuery
 from plugins.model.loader import LoadSettings
@@ -13,15 +14,21 @@ class SmolLM2:
 
     The weights come from a 4-bit GGUF file, kept as the exact float32 values it encodes.
     dtype: auto, float32, float16 or bfloat16. max_model_len: tokens, null = 8192. ops: a
-    plugins.model.ops.LayerOps, null = torch.
+    plugins.model.ops.LayerOps, null = torch. tensor_parallel: as for HuggingFaceModel.
     """
 
     def __init__(
-        self, dtype: str = "auto", max_model_len: int | None = None, ops: Any = None
+        self,
+        dtype: str = "auto",
+        max_model_len: int | None = None,
+        ops: Any = None,
+        tensor_parallel: int = 1,
     ) -> None:
+        require(tensor_parallel >= 1, "model.tensor_parallel", ">= 1", tensor_parallel)
         self.dtype = dtype
         self.max_model_len = max_model_len
         self.ops = ops
+        self.tensor_parallel = tensor_parallel
 
     @hookimpl
     def build_model(self, query: ModelQuery) -> Model:
@@ -40,5 +47,6 @@ class SmolLM2:
             config=None,
             implementation="decoder",
             ops=self.ops,
+            tensor_parallel=self.tensor_parallel,
         )
         return build(settings, query)

@@ -5,6 +5,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+from core.config import require
+
 
 @dataclass(frozen=True, slots=True, eq=False)
 class KVTarget:
@@ -54,6 +56,44 @@ class Model(Protocol):
     def forward(self, token_ids: Any, positions: Any, attend: Attend, logits_rows: Any) -> Any:
         """token_ids, positions: int64 [num_tokens]; logits_rows: int64 [k] into the packed tokens.
         Returns logits [k, vocab_size], float32 or rounded to the model's dtype."""
+
+
+class RankGroup(Protocol):
+    """What ranks of a cut model do together: all call the same in the same order, with tensors of
+    one shape. Nothing waits for a device, and a CUDA graph may capture it."""
+
+    rank: int
+    size: int
+
+    def sum(self, x: Any) -> Any:
+        """x added up over the ranks, in place."""
+
+    def gather(self, x: Any) -> Any:
+        """[size, *x.shape], rank by rank."""
+
+    def take_first(self, x: Any) -> Any:
+        """Rank 0's x, in place."""
+
+
+class ModelShards(Protocol):
+    """The parts of a model that is cut, one a rank; it pickles. A Model that is such a part has it
+    as `shards`, and a method `join(RankGroup)` to compute together with the others; rank 0's logits
+    are then the whole model's."""
+
+    @property
+    def num_ranks(self) -> int:
+        """How many there are."""
+
+    def build(self, rank: int, device: str) -> Model:
+        """Load a rank's part."""
+
+
+def check_shards(model: Any, num_ranks: int) -> None:
+    """Raise ConfigError unless the model is one of so many parts, 1 = whole."""
+    shards: ModelShards | None = getattr(model, "shards", None)
+    found = 1 if shards is None else shards.num_ranks
+    rule = f"executor.tensor_parallel ({num_ranks})"
+    require(found == num_ranks, f"model.tensor_parallel of {model.name}", rule, found)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
