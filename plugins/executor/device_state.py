@@ -15,7 +15,7 @@ from plugins.executor.penalties import PenaltyCounts
 from plugins.executor.pool import FLOAT8, KVPool
 from plugins.executor.rows import SamplingRows
 from plugins.executor.sharing import SharedPages
-from plugins.shared.model_protocols import AttentionBackend, AttentionQuery, Model
+from plugins.shared.model_protocols import AttentionBackend, AttentionQuery, Model, RankGroup
 
 SHARED_ROWS = 16
 """Fewest rows for which a launch that shares a prefix has graphs of its own."""
@@ -61,8 +61,9 @@ def allocate(
     scales: tuple[float, float],
     side: torch.cuda.Stream | None,
     keep_plans: bool,
+    group: RankGroup | None = None,
 ) -> DeviceState:
-    """A state without graphs. dtype, scales: the pool's (see KVPool). side, keep_plans: see
+    """A state without graphs. dtype, scales: the pool's (see KVPool). side, keep_plans, group: see
     Forward."""
     shape = (model.num_layers, model.num_kv_heads, model.head_dim)
     pool = KVPool(layout, *shape, dtype, model.device, *scales)
@@ -74,7 +75,7 @@ def allocate(
         pool=pool,
         rows=SamplingRows(layout.num_rows + 1, model.vocab_size),
         penalties=PenaltyCounts(layout.num_rows, model.vocab_size, model.device),
-        forward=Forward(model, pool, backend, paging, side, [] if keep_plans else None),
+        forward=Forward(model, pool, backend, paging, side, [] if keep_plans else None, group),
         padding=Padding(layout.max_num_batched_tokens) if on_gpu else None,
         sharing=sharing,
     )

@@ -14,13 +14,14 @@ from plugins.executor.paging import Paging
 from plugins.executor.pool import KVPool
 from plugins.executor.sampler import COLUMNS
 from plugins.executor.sampling import SamplingKernels
-from plugins.shared.model_protocols import AttentionBackend, AttentionBatch, Model
+from plugins.shared.model_protocols import AttentionBackend, AttentionBatch, Model, RankGroup
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Forward:
     """A model over the paged pool. side: see LaunchAttention. plans: where a launch's plan of
-    attention is left, None = nowhere."""
+    attention is left, None = nowhere. group: the ranks of a model that is cut, of which the first
+    samples for all."""
 
     model: Model
     pool: KVPool
@@ -28,6 +29,12 @@ class Forward:
     paging: Paging
     side: torch.cuda.Stream | None
     plans: list[Any] | None = None
+    group: RankGroup | None = None
+
+    @property
+    def follows(self) -> bool:
+        """Whether another rank samples."""
+        return self.group is not None and self.group.rank > 0
 
     def logits(
         self,
@@ -91,11 +98,17 @@ class Forward:
         token_ids = torch.where(fed, pool.last_tokens[rows], inputs["token_ids"])
         ones = [1] * len(rows)  # graph-safe kernels read only how many
         logits = self.logits(token_ids, inputs, ones, ones, len(rows), shares_prefix)
-        tokens = kernels.draw(logits, {name: inputs[name] for name in COLUMNS})
+        if self.follows:
+            tokens = torch.empty_like(rows)
+        else:
+            tokens = kernels.draw(logits, {name: inputs[name] for name in COLUMNS})
         self.keep(inputs["sampled_rows"], tokens)
         return tokens
 
     def keep(self, rows: Tensor, tokens: Tensor) -> None:
-        """Remember tokens int64 [k] as the last ones of table rows int64 [k]."""
+        """Remember tokens int64 [k] as the last ones of table rows int64 [k]. Of several ranks all
+        take the first one's, in place."""
+        if self.group is not None:
+            self.group.take_first(tokens)
         # The next launch may read a row's mark as a token before the host knows that it failed.
         self.pool.last_tokens[rows] = tokens.clamp(min=0)

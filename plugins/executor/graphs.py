@@ -206,9 +206,10 @@ class DecodeGraphs:
 
 
 class CudaCapture:
-    """Captures CUDA graphs whose memory comes from one pool."""
+    """Captures CUDA graphs whose memory comes from one pool. mode: torch's capture_error_mode."""
 
-    def __init__(self, device: torch.device) -> None:
+    def __init__(self, device: torch.device, mode: str = "global") -> None:
+        self._mode = mode
         self._stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
         self._pool = torch.cuda.graph_pool_handle()
 
@@ -220,7 +221,7 @@ class CudaCapture:
             run()
             self._stream.synchronize()
             graph = torch.cuda.CUDAGraph()
-            graph.capture_begin(pool=self._pool)
+            graph.capture_begin(pool=self._pool, capture_error_mode=self._mode)
             try:
                 results = run()
             finally:

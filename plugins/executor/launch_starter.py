@@ -91,6 +91,10 @@ class LaunchStarter:
         logits: Tensor,
     ) -> InFlight:
         """Sample, score the prompts that asked, and send the results towards the host."""
+        if state.forward.follows:
+            tokens = torch.empty_like(inputs["sampled_rows"])
+            state.forward.keep(inputs["sampled_rows"], tokens)
+            return self._send(launch, tokens)
         scores, kernels = packed.scores, self.sampling
         first = logits[: samples.num_rows]
         drawn = sample(first, samples, inputs, state.penalties, kernels)

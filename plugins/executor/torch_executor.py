@@ -35,7 +35,7 @@ from plugins.executor.sampling import SamplingKernels
 from plugins.executor.shape import model_shape
 from plugins.executor.sharing import SharedPages
 from plugins.executor.warm_up import SAMPLED, warm_up_decodes, warm_up_launches
-from plugins.shared.model_protocols import AttentionBackend, Model
+from plugins.shared.model_protocols import AttentionBackend, Model, RankGroup
 
 MAX_IN_FLIGHT = 2
 
@@ -56,10 +56,12 @@ class TorchExecutor:
         graphs: str = "auto",
         capture: Capture | None = None,
         record_plan: bool = False,
+        group: RankGroup | None = None,
     ) -> None:
-        """capture: for launches of one-token rows on any device, None = as CUDA graphs. The rest as
-        TorchRunner's."""
+        """capture: for launches of one-token rows on any device, None = as CUDA graphs. group: the
+        ranks of a model that is cut. The rest as TorchRunner's."""
         self.model = model
+        self.group = group
         self.vocab_size = model.vocab_size
         self.max_model_len = model.max_model_len
         self.end_token_ids = model.end_token_ids
@@ -177,6 +179,11 @@ class TorchExecutor:
             raise InvariantError("collect needs a launch in flight, got none")
         return self._in_flight.popleft().wait(self._clock)
 
+    def ready(self) -> bool:
+        """Whether `collect` would not wait."""
+        event = self._in_flight[0].event if self._in_flight else None
+        return event is None or bool(event.query())
+
     def describe(self) -> dict[str, Any]:
         """Device, types, versions, threads, pool and attention backend, for the manifest."""
         facts: dict[str, Any] = {
@@ -229,7 +236,7 @@ class TorchExecutor:
         if self._backend is None:  # once: it knows the size of a page, not that of the pool
             self._backend = self._build_attention(attention_query(model, layout.page_size, *kv))
         parts = self._backend, self._paging, *kv, self._side, self._record_plan
-        return allocate(layout, model, *parts)
+        return allocate(layout, model, *parts, self.group)
 
     def _run(self, launches: Iterable[Launch]) -> None:
         for launch in launches:
@@ -266,7 +273,9 @@ class TorchExecutor:
         require(possible, "executor.graphs", f"auto or off where {state.why_not}", "on")
         if state.why_not or kernels is None:
             return
-        capture = self._capture or CudaCapture(self.device)
+        # Other threads, such as NCCL's own, must not break a capture of collectives.
+        mode = "global" if self.group is None else "thread_local"
+        capture = self._capture or CudaCapture(self.device, mode)
         largest = min(self._max_rows, layout.num_rows)
         capture_graphs(state, self.model, kernels, largest, capture, self._progress)
 

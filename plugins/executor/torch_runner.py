@@ -1,7 +1,7 @@
 """The plugin of the torch executor (torch_executor.py)."""
 
 from dataclasses import replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -11,7 +11,7 @@ from core.queries import ExecutorQuery
 from plugins.executor.deterministic import check_model, checked
 from plugins.executor.pool import FLOAT8
 from plugins.executor.torch_executor import TorchExecutor
-from plugins.shared.model_protocols import Model
+from plugins.shared.model_protocols import Model, RankGroup, check_shards
 
 DTYPES = {
     "float32": torch.float32,
@@ -20,6 +20,12 @@ DTYPES = {
     "float8_e4m3fn": FLOAT8,
 }
 GRAPHS = ("auto", "on", "off")
+FIELD = "executor.tensor_parallel"
+
+if TYPE_CHECKING:
+    from plugins.executor.parallel_executor import ParallelExecutor
+
+    BuiltExecutor = TorchExecutor | ParallelExecutor
 
 
 class TorchRunner:
@@ -30,7 +36,8 @@ class TorchRunner:
     CUDA graphs, and of others what lies between attentions; auto = where device and kernels allow
     it, on = refuse to start where they do not for the former.
     record_plan: read what attention planned into each step's record; waits for the device at every
-    launch, and does without graphs."""
+    launch, and does without graphs. tensor_parallel: devices, or processes on a CPU, that compute a
+    decoder together (plugins/executor/parallel_executor.py); device r for rank r."""
 
     def __init__(
         self,
@@ -42,6 +49,7 @@ class TorchRunner:
         sampling: Any = None,
         graphs: str = "auto",
         record_plan: bool = False,
+        tensor_parallel: int = 1,
     ) -> None:
         rule = f"auto or one of {', '.join(DTYPES)}"
         require(dtype == "auto" or dtype in DTYPES, "executor.dtype", rule, dtype)
@@ -59,8 +67,10 @@ class TorchRunner:
         require(graphs in GRAPHS, "executor.graphs", f"one of {', '.join(GRAPHS)}", graphs)
         self._graphs = graphs
         self._record_plan = record_plan
+        require(tensor_parallel >= 1, FIELD, ">= 1", tensor_parallel)
+        self._tensor_parallel = tensor_parallel
         self._keeps = False
-        self._kept: TorchExecutor | None = None
+        self._kept: BuiltExecutor | None = None
 
     def keep_built(self) -> None:
         """From now on the executor stays as it is when its engine ends, for the next engine with
@@ -68,9 +78,10 @@ class TorchRunner:
         self._keeps = True
 
     @hookimpl
-    def build_executor(self, query: ExecutorQuery) -> "TorchExecutor":
+    def build_executor(self, query: ExecutorQuery) -> "BuiltExecutor":
         """The executor, with the model loaded; the pool waits for `prepare`. Raises ConfigError for
-        what cannot be deterministic where engine.deterministic is set."""
+        what cannot be deterministic where engine.deterministic is set, and for what cannot be
+        computed by so many devices."""
         if self._num_threads is not None:
             torch.set_num_threads(self._num_threads)
         kept, self._kept = self._kept, None
@@ -78,14 +89,28 @@ class TorchRunner:
             self._kept = kept
             return kept
         del kept  # with its memory, before the next model is loaded
-        model: Model = query.model()
+        executor: BuiltExecutor
+        if self._tensor_parallel > 1:
+            # Imported here: one device needs no torch.distributed.
+            from plugins.executor.parallel_executor import lead
+
+            executor = lead(self, query, self._tensor_parallel)
+        else:
+            model: Model = query.model()
+            check_shards(model, 1)
+            executor = self.over(model, query)
+        executor.keeps = self._keeps
+        self._kept = executor if self._keeps else None
+        return executor
+
+    def over(
+        self, model: Model, query: ExecutorQuery, group: RankGroup | None = None
+    ) -> TorchExecutor:
+        """An executor over a loaded model. group: of the ranks, if it is one's part of a model."""
         if query.engine.deterministic:
             check_model(model, self._sampling)
             query = replace(query, attention=checked(query.attention))
         dtype = model.dtype if self._dtype == "auto" else DTYPES[self._dtype]
         kernels = self._paging, self._sampling
         options: dict[str, Any] = {"graphs": self._graphs, "record_plan": self._record_plan}
-        executor = TorchExecutor(model, dtype, query, self._scales, *kernels, **options)
-        executor.keeps = self._keeps
-        self._kept = executor if self._keeps else None
-        return executor
+        return TorchExecutor(model, dtype, query, self._scales, *kernels, **options, group=group)
