@@ -11,7 +11,7 @@ from core.queries import StepEvent
 from core.records import RequestRecord
 from core.request import Request
 from plugins.mode.replicas.devices import DeviceWatch
-from plugins.mode.replicas.messages import Ask, End, News, Order
+from plugins.mode.replicas.messages import Ask, End, News, Order, Orders
 from plugins.shared.replica_report import Reporter
 
 
@@ -32,14 +32,14 @@ class Desk:
         self._engine = engine
         self._reporter = reporter
         self._device = device
-        self._inbox: SimpleQueue[list[Order] | None] = SimpleQueue()
+        self._inbox: SimpleQueue[Orders | None] = SimpleQueue()
         self._outbox: SimpleQueue[News | None] = SimpleQueue()
-        self._early: dict[int, list[Order]] = {}
+        self._early: dict[int, Orders] = {}
         self._next = 0  # number of the batch of orders that comes next
         self._asked: dict[str, _Asked] = {}
         self._ids: dict[int, str] = {}
 
-    def take(self, number: int, orders: list[Order]) -> None:
+    def take(self, number: int, orders: Orders) -> None:
         """Orders from the router; batches count from 0 and may come out of turn. One thread at a
         time."""
         self._early[number] = orders
@@ -75,8 +75,9 @@ class Desk:
         try:
             batch = self._inbox.get(timeout=timeout_s) if timeout_s else self._inbox.get_nowait()
             while True:
-                for order in batch or ():
-                    items += self._read(order)
+                if batch is not None:
+                    later_s = time.perf_counter() - batch.sent_s
+                    items += [item for order in batch.orders for item in self._read(order, later_s)]
                 batch = self._inbox.get_nowait()
         except Empty:
             return items
@@ -117,17 +118,17 @@ class Desk:
         """See Server.close."""
         self._outbox.put(None)
 
-    def _read(self, order: Order) -> list[Request | str]:
+    def _read(self, order: Order, later_s: float) -> list[Request | str]:
         if not isinstance(order, Ask):
             request_id = self._ids.get(order.key)
             return [] if request_id is None else [request_id]
-        request, now_s = order.request, time.perf_counter()
+        request, deadline_s = order.request, order.request.deadline_s
         detailed = request.params.n > 1 or request.params.logprobs is not None
         self._reporter.received = max(self._reporter.received, order.ticket)
         self._asked[request.request_id] = _Asked(order.key, detailed)
         self._ids[order.key] = request.request_id
-        deadline_s = None if order.left_s is None else now_s + order.left_s
-        return [replace(request, arrival_s=now_s - order.waited_s, deadline_s=deadline_s)]
+        moved_s = None if deadline_s is None else deadline_s + later_s
+        return [replace(request, arrival_s=request.arrival_s + later_s, deadline_s=moved_s)]
 
     def _forget(self, request_id: str) -> int:
         key = self._asked.pop(request_id).key

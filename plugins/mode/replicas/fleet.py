@@ -14,7 +14,7 @@ from typing import Any, Protocol
 from core.config import require
 from core.errors import ConfigError
 from plugins.mode.replicas.actor import THREADS, Replica
-from plugins.mode.replicas.messages import Born, News, Order
+from plugins.mode.replicas.messages import Born, News, Order, Orders
 from plugins.mode.replicas.plan import Plan
 
 RETRY_S = 1.0  # until a replica that could not be built is started anew
@@ -147,7 +147,7 @@ class RayFleet:
     def send(self, replica: str, birth: str, orders: list[Order]) -> None:
         """See Fleet.send."""
         number = self._sent[birth] = self._sent.get(birth, -1) + 1
-        body = pickle.dumps(orders, pickle.HIGHEST_PROTOCOL)
+        body = pickle.dumps(Orders(time.perf_counter(), orders), pickle.HIGHEST_PROTOCOL)
         try:
             self._actors[replica].take.remote(birth, number, body)
         except self._ray.exceptions.RayError as error:  # its thread hears of it, too

@@ -3,7 +3,7 @@
 import logging
 import time
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from core.request import Request
 from plugins.mode.replicas.fleet import Came, Fleet
@@ -28,7 +28,13 @@ class RouterLoop:
     their reports, and steps: the sums of all incarnations."""
 
     def __init__(
-        self, fleet: Fleet, server: Server, router: Router, traffic: Traffic, report_s: float
+        self,
+        fleet: Fleet,
+        server: Server,
+        router: Router,
+        traffic: Traffic,
+        report_s: float,
+        now: Callable[[], float] = time.monotonic,
     ) -> None:
         self.alive: dict[str, Alive] = {}
         self.births: Counter[str] = Counter()
@@ -39,7 +45,8 @@ class RouterLoop:
         self._server = server
         self._router = router
         self._report_s = report_s
-        self._moved_s = self._reported_s = time.monotonic()
+        self._now = now
+        self._moved_s = self._reported_s = now()
         self._was_ready = False
 
     def run(self, early: Sequence[Came] = ()) -> None:
@@ -49,22 +56,26 @@ class RouterLoop:
             self._hear(came)
         self._report()
         while not (self._server.draining and not self.traffic.streams):
-            left_s = self._reported_s + self._report_s - time.monotonic()
-            self._take(self._server.poll(max(left_s, 0.0)))
-            for came in self._fleet.came():
-                self._hear(came)
-            now_s = time.monotonic()
-            self._expire(now_s)
-            self.traffic.place(now_s)
-            self.traffic.flush({name: one.born.birth for name, one in self.alive.items()})
-            due = now_s - self._reported_s >= self._report_s
-            if due or self.ready != self._was_ready:
-                self._report()
+            self.turn()
+
+    def turn(self) -> None:
+        """Wait for something to come in, or until a report is due, and see to it."""
+        left_s = self._reported_s + self._report_s - self._now()
+        self._take(self._server.poll(max(left_s, 0.0)))
+        for came in self._fleet.came():
+            self._hear(came)
+        now_s = self._now()
+        self._expire(now_s)
+        self.traffic.place(now_s)
+        self.traffic.flush({name: one.born.birth for name, one in self.alive.items()})
+        due = now_s - self._reported_s >= self._report_s
+        if due or self.ready != self._was_ready:
+            self._report()
 
     @property
     def ready(self) -> bool:
         """Whether a replica takes requests."""
-        return len(self._router.registry.table(time.monotonic())) > 0
+        return len(self._router.registry.table(self._now())) > 0
 
     @property
     def waiting(self) -> int:
@@ -73,7 +84,7 @@ class RouterLoop:
 
     def _take(self, items: Sequence[Request | str | Steer]) -> None:
         if items and not self.traffic.streams:
-            self._moved_s = time.monotonic()  # nothing was pending before
+            self._moved_s = self._now()  # nothing was pending before
         for item in items:
             if isinstance(item, Steer):
                 self._router.registry.drain(item.replica, item.draining)
@@ -97,14 +108,14 @@ class RouterLoop:
             self._lost(came.replica, came.lost)
 
     def _born(self, name: str, born: Born) -> None:
-        incarnation = self._router.registry.join(name, time.monotonic())
+        incarnation = self._router.registry.join(name, self._now())
         self.alive[name] = Alive(born, incarnation)
         self.births[name] += 1
         if self.births[name] > 1:
             logger.warning("replica %s is back (process %d)", name, born.process_id)
 
     def _learn(self, one: Alive, news: News) -> None:
-        now_s = time.monotonic()
+        now_s = self._now()
         if news.snapshot is not None and news.state is not None:
             one.state, one.waiting = news.state, news.state["waiting"]
             if one.steps is None:
@@ -139,7 +150,7 @@ class RouterLoop:
                 self._fleet.restart(known.replica, birth)
 
     def _report(self) -> None:
-        self._reported_s = now_s = time.monotonic()
+        self._reported_s = now_s = self._now()
         self._was_ready = self.ready
         works = self._was_ready and bool(self.traffic.streams)
         listed = self._router.registry.listed(now_s)

@@ -15,14 +15,11 @@ from plugins.shared.routing import ReplicaSnapshot
 
 @dataclass(frozen=True, slots=True)
 class Ask:
-    """Serve this request. ticket: Ticket.number. waited_s, left_s: since its arrival and until its
-    deadline, as machines do not share a clock."""
+    """Serve this request. ticket: Ticket.number."""
 
     key: int
     ticket: int
     request: Request
-    waited_s: float
-    left_s: float | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,6 +30,15 @@ class Drop:
 
 
 Order = Ask | Drop
+
+
+@dataclass(frozen=True, slots=True)
+class Orders:
+    """A batch. sent_s: time.perf_counter() of the router, whose times the requests have; another
+    machine moves them by the difference to its own when they come in."""
+
+    sent_s: float
+    orders: list[Order]
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,7 +1,7 @@
 """A client's request as the router keeps it: enough to go on with it elsewhere."""
 
 from collections.abc import Iterator
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -31,8 +31,6 @@ class Stream:
     blamed_at: int = 0
     alone: bool = False
     aborted: bool = False
-    failovers: int = 0
-    resumed_tokens: int = field(default=0)
 
     @property
     def request_id(self) -> str:
@@ -54,19 +52,16 @@ class Stream:
         """Its replica died. That counts against it unless a token of it came since the death that
         last counted, which clears it; whether it must run alone from now on."""
         if self.num_tokens > self.blamed_at:
-            self.blames = 0
+            self.blames, self.alone = 0, False
         else:
             self.blames += 1
         self.blamed_at = self.num_tokens
         return self.blames >= MOST_BLAMES
 
-    def ask(self, now_s: float) -> Ask:
+    def ask(self) -> Ask:
         """What the replica gets that it was given to: the request, with the output there is."""
         assert self.ticket is not None, "it was routed"
-        deadline_s = self.request.deadline_s
-        left_s = None if deadline_s is None else deadline_s - now_s
-        waited_s = now_s - self.request.arrival_s
-        return Ask(self.key, self.ticket.number, self.resumed(), waited_s, left_s)
+        return Ask(self.key, self.ticket.number, self.resumed())
 
     def resumed(self) -> Request:
         """The request as it goes on."""

@@ -184,7 +184,7 @@ class Traffic:
         self._asked[stream.key] = stream
         for index, choice in stream.open_choices():
             self._choices[stream.key + index] = (stream.request_id, index), choice
-        self._order(ticket.replica, stream.ask(time.perf_counter()))
+        self._order(ticket.replica, stream.ask())
 
     def _take_back(self, stream: Stream) -> None:
         """It is with its replica no longer."""
