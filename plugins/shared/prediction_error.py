@@ -6,6 +6,7 @@ measured.error()                          # {"count": ..., "mean_absolute_tokens
 """
 
 from array import array
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 
 import numpy as np
@@ -60,7 +61,19 @@ class MeasuredPredictor:
 
     def error(self) -> dict[str, float | int | None]:
         """The fields of PredictionError, for a summary."""
-        return asdict(prediction_error(np.array(self._predicted), np.array(self._came)))
+        return error_of_all([self])
+
+    @property
+    def samples(self) -> tuple[Floats, Floats]:
+        """Predicted and came, so far."""
+        return np.array(self._predicted), np.array(self._came)
+
+
+def error_of_all(predictors: Sequence[MeasuredPredictor]) -> dict[str, float | int | None]:
+    """The fields of PredictionError over all that these said."""
+    samples = [predictor.samples for predictor in predictors]
+    predicted, came = (np.concatenate(side) for side in zip(*samples, strict=True))
+    return asdict(prediction_error(predicted, came))
 
 
 def prediction_error(predicted: Floats, came: Floats) -> PredictionError:
