@@ -23,13 +23,16 @@ FIELD = "executor.tensor_parallel"
 
 class ParallelExecutor:
     """core.protocols.Executor over ranks that make every launch together; `own` is rank 0's, the
-    only one that samples. Results are its results."""
+    only one that samples. Results are its results. leave: called when it is closed."""
 
     computes = True
 
-    def __init__(self, own: TorchExecutor, ranks: Ranks) -> None:
+    def __init__(
+        self, own: TorchExecutor, ranks: Ranks, leave: Callable[[], None] | None = None
+    ) -> None:
         self._own = own
         self._ranks = ranks
+        self._leave = leave
         self.model: Model = own.model
         self.vocab_size = own.vocab_size
         self.max_model_len = own.max_model_len
@@ -96,6 +99,8 @@ class ParallelExecutor:
         self._own.close()
         if not self._own.keeps:
             self._ranks.close()
+            if self._leave is not None:
+                self._leave()
 
     def _wait(self) -> None:
         """Not in the driver, which would wait for a lost rank's part of a collective for ever."""
@@ -112,8 +117,8 @@ class ParallelExecutor:
             with self._ranks.explained():
                 own = call(layout)
             return [own, *self._ranks.replies()]
-        except BaseException:
-            self._ranks.close()
+        except BaseException:  # the others may wait in a collective
+            self._ranks.close(at_once=True)
             raise
 
 
@@ -144,9 +149,9 @@ def lead(runner: Runner, query: ExecutorQuery, size: int) -> ParallelExecutor:
         group = own.group
         assert isinstance(group, DistributedGroup), "just connected"
         ranks.on_loss(group.abort)
-        return ParallelExecutor(own, ranks)
+        return ParallelExecutor(own, ranks, group.abort)
     except BaseException:
-        ranks.close()
+        ranks.close(at_once=True)
         raise
 
 

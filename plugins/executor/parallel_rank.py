@@ -1,6 +1,7 @@
 """A rank other than the first: a process that computes the same launches over its part of the
 model, by the same runner."""
 
+import gc
 import os
 import pickle
 import signal
@@ -68,14 +69,22 @@ class RankSetup:
 
 
 def run_rank(rank: int, connection: Connection) -> None:
-    """The process: load, say so, meet the others when told to, and follow. What ends it goes to the
-    first rank. NCCL's clean-up would wait for ranks that are gone, so it ends without."""
+    """The process. NCCL's clean-up would wait for ranks that are gone, so it ends without."""
     for one in (signal.SIGINT, signal.SIGTERM):  # a terminal sends them to all of a group
         signal.signal(one, signal.SIG_IGN)
     leave_with_parent()
-    code = 0
+    holds = serve(rank, connection)
+    sys.stderr.flush()
+    os._exit(0 if holds else 1)
+
+
+def serve(rank: int, connection: Connection) -> bool:
+    """Load, say so, meet the others when told to, and follow; whether that ended well. An error
+    goes to the first rank."""
     try:
-        setup: RankSetup = pickle.loads(connection.recv_bytes())
+        setup: RankSetup | None = pickle.loads(connection.recv_bytes())
+        if setup is None:
+            return True
         torch.set_num_threads(setup.num_threads)
         model = _load(setup, rank)
         connection.send(None)
@@ -84,10 +93,9 @@ def run_rank(rank: int, connection: Connection) -> None:
     except EOFError:
         pass  # the first rank is gone
     except Exception as error:
-        code = 1
         _tell(connection, error)
-    sys.stderr.flush()
-    os._exit(code)
+        return False
+    return True
 
 
 def follow(executor: TorchExecutor, connection: Connection) -> None:
@@ -97,7 +105,11 @@ def follow(executor: TorchExecutor, connection: Connection) -> None:
     while (message := connection.recv()) is not None:
         if not isinstance(message, Launch):
             method, layout = message
-            connection.send(getattr(executor, method)(layout))
+            answer = getattr(executor, method)(layout)
+            # As in plugins/mode/running.py: what start-up left is there to the end.
+            gc.collect()
+            gc.freeze()
+            connection.send(answer)
             continue
         if in_flight == MAX_IN_FLIGHT:
             executor.collect()

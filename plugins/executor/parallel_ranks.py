@@ -48,6 +48,7 @@ class _News:
 
     lost: str = ""
     closing: bool = False
+    at_once: bool = False
     came: threading.Event = field(default_factory=threading.Event)
     on_loss: Callable[[], None] | None = None
 
@@ -130,8 +131,9 @@ class Ranks:
         except Exception as error:
             raise self._loss(error) from error
 
-    def close(self) -> None:
-        """End them all: at once if one is lost."""
+    def close(self, at_once: bool = False) -> None:
+        """End them all; if one is lost at once, without asking."""
+        self._news.at_once |= at_once
         self._end()
 
     def _reply(self, index: int) -> Any:
@@ -189,7 +191,7 @@ def _end(
     for connection in connections:
         with suppress(OSError):
             connection.send(None)
-    until_s = time.monotonic() + (0.0 if news.lost else GRACE_S)
+    until_s = time.monotonic() + (0.0 if news.lost or news.at_once else GRACE_S)
     for process in processes:
         process.join(max(until_s - time.monotonic(), 0.0))
         if process.is_alive():

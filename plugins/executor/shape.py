@@ -5,7 +5,8 @@ from plugins.shared.model_protocols import Model
 
 def model_shape(model: Model) -> dict[str, int] | None:
     """Heads, head_dim, and numbers of weights: in the matrix products of all layers and in the
-    output head. None for a model that lists no weights, or whose layers do not see all tokens."""
+    output head; of a cut model, of this rank's part. None for a model that lists no weights, or
+    whose layers do not see all tokens."""
     weights, spec = getattr(model, "weights", None), getattr(model, "spec", None)
     if weights is None or spec is None:
         return None
@@ -17,5 +18,5 @@ def model_shape(model: Model) -> dict[str, int] | None:
         "num_kv_heads": model.num_kv_heads,
         "head_dim": model.head_dim,
         "layer_weights": sum(one.numel() for layer in weights.layers for one in layer.matrices),
-        "head_weights": model.vocab_size * weights.head.shape[1],
+        "head_weights": min(model.vocab_size, len(weights.head)) * weights.head.shape[1],
     }

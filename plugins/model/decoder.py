@@ -188,7 +188,9 @@ class Decoder:
         if own.shape[1] < self._head_rows:
             own = F.pad(own, (0, self._head_rows - own.shape[1]))
         parts: Tensor = self._group.gather(own)
-        return own if self._group.rank else parts.transpose(0, 1).reshape(len(own), -1)
+        if self._group.rank:
+            return own
+        return parts.transpose(0, 1).reshape(len(own), len(parts) * own.shape[1])
 
 
 def _binding(window: int | None, facts: ModelFacts) -> int | None:
