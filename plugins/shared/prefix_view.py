@@ -104,7 +104,7 @@ class PrefixView:
 
     def drop(self, replica: str) -> None:
         """A replica is gone with all it held."""
-        self.forget(replica, list(self._held.pop(replica, ())))
+        self.forget(replica, list(self._held.get(replica, ())))
         self._held.pop(replica, None)
         self._capacity.pop(replica, None)
         bit = self._bits.pop(replica, 0)
