@@ -81,6 +81,7 @@ class FakeClient:
     aborted: list[str] = field(default_factory=list)
     live: dict[str, "asyncio.Task[Ended]"] = field(default_factory=dict)
     feed: list[dict[str, object]] = field(default_factory=list)
+    drained: list[tuple[str, bool]] = field(default_factory=list)
 
     def submit(self, request: Request) -> FakeStream:
         if self.refuse and len(self.submitted) >= self.refuse_after:
@@ -97,6 +98,9 @@ class FakeClient:
         self.aborted.append(request_id)
         if task := self.live.get(request_id):
             task.cancel()
+
+    def drain(self, worker: str, on: bool) -> None:
+        self.drained.append((worker, on))
 
     def state(self) -> State:
         return self.report
