@@ -26,7 +26,7 @@ from core.errors import ConfigError, LaunchError, TritiumError
 
 GRACE_S = 3.0
 """How long a rank may take to end when it is told to."""
-NEWS_S = 2.0
+NEWS_S = 5.0
 """How long after an error in a collective the news of a rank's end may come."""
 
 
