@@ -28,6 +28,7 @@ from numpy.typing import NDArray
 from core.engine import Engine
 from core.keys import page_keys
 from core.request import Request
+from core.table import State
 
 Floats = NDArray[np.float64]
 
@@ -114,7 +115,8 @@ class Starts:
     def _waiting(self) -> tuple[Floats, int]:
         """Of those who wait, cached and other known tokens, [2, waiting], and pages they need."""
         state, rows, pages = self.engine.state, [], 0
-        waiting = [state.table.of(state.waiting.at(at)) for at in range(len(state.waiting))]
+        slots = np.flatnonzero(state.table.state == State.WAITING).tolist()
+        waiting = [state.table.at(slot) for slot in slots]
         lengths = [(one.request, int(state.table.known[one.slot])) for one in waiting]
         lengths += [(request, len(request.prompt)) for request in self.coming]
         for request, known in lengths:

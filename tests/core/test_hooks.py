@@ -24,12 +24,14 @@ from plugins.cache.lru import LruEvictor
 from plugins.cache.radix import RadixTree
 from plugins.executor.fake import Fake
 from plugins.shared import model_protocols
+from plugins.shared.routing import RouteDecision
 from plugins.shared.run_info import SinkQuery
 from plugins.step_time.fixed import Fixed
 from tests.core.hook_spies import LoggingSink, play_bench, spied, spy
 from tests.engine_harness import Arrival, finish, make_engine, run
 from tests.plugins.mode.mode_session import VOCAB
 from tests.plugins.mode.test_serve import Scripted, ask, serve
+from tests.plugins.router import route_tables
 
 ROOT = Path(__file__).parents[2]
 
@@ -293,6 +295,25 @@ def test_hook_build_server(tmp_path, monkeypatch):
     (query,) = seen.asked
     assert (query.folder, query.facts["vocab_size"]) == (str(tmp_path), VOCAB)
     assert (server.ended, server.closed) == ([("A", "length")], 1)
+
+
+def test_hook_decide_route():
+    """Asked once for each request, by the router; the answer is where it goes and counts."""
+    seen = spy("decide_route", lambda q: RouteDecision(q.replicas.ids[-1], reason="the last"))
+    made = route_tables.snapshot
+    rig = route_tables.Rig(seen, [made("a"), made("b", pages_free=60, foreign=2)])
+    request = route_tables.ask("r1", prompt=100, forced_output=9)
+    ticket = rig.router.route(request, 28.0, 0.5)
+    rig.router.route(route_tables.ask("r2", prompt=100), 28.0, 0.75)
+    first, second = seen.asked
+    assert (ticket.replica, ticket.request_id) == ("b", "r1")
+    assert (first.request.request_id, first.request.forced_output) == ("r1", None)
+    assert (first.predicted_output, first.now_s, first.replicas.ids) == (28.0, 0.5, ("a", "b"))
+    assert first.replicas.pages_free.tolist() == [100, 60]
+    assert first.replicas.requests.tolist() == [0, 2]
+    assert second.replicas.requests.tolist() == [0, 3], "the first is counted at once"
+    assert [query.cached_tokens().tolist() for query in seen.asked] == [[0, 0], [0, 96]]
+    assert [(r.plugin, r.reason) for r in rig.records] == [("router", "the last")] * 2
 
 
 def test_hook_on_run_start(tmp_path):
