@@ -1,8 +1,10 @@
 """A tensor-parallel executor: the first rank's part, in the engine's process, and the others."""
 
+import gc
 import time
 from collections.abc import Callable
 from dataclasses import replace
+from threading import Thread
 from typing import Any
 
 import torch
@@ -14,7 +16,7 @@ from plugins.executor.compile_watch import CompileWatch
 from plugins.executor.parallel_group import TIMEOUT_S, DistributedGroup
 from plugins.executor.parallel_pickle import packed
 from plugins.executor.parallel_rank import RankSetup, Runner, run_rank
-from plugins.executor.parallel_ranks import RankError, Ranks
+from plugins.executor.parallel_ranks import GRACE_S, RankError, Ranks
 from plugins.executor.torch_executor import TorchExecutor
 from plugins.shared.model_protocols import Model, check_shards
 
@@ -98,9 +100,12 @@ class ParallelExecutor:
         self._own.keeps &= not self._ranks.lost
         self._own.close()
         if not self._own.keeps:
+            gc.collect()  # NCCL lets go of a communicator only after the graphs that use it
             self._ranks.close()
             if self._leave is not None:
-                self._leave()
+                leaving = Thread(target=self._leave, name="leave ranks", daemon=True)
+                leaving.start()
+                leaving.join(GRACE_S)
 
     def _wait(self) -> None:
         """Not in the driver, which would wait for a lost rank's part of a collective for ever."""

@@ -78,6 +78,7 @@ def connect(
 
         options = ProcessGroupNCCL.Options()
         options._timeout = timeout
+        options.global_ranks_in_group = list(range(size))
         group = ProcessGroupNCCL(store, rank, size, options)
     else:
         gloo: Any = ProcessGroupGloo
