@@ -1,6 +1,7 @@
 """A tensor-parallel executor: the first rank's part, in the engine's process, and the others."""
 
 import gc
+import os
 import time
 from collections.abc import Callable
 from dataclasses import replace
@@ -127,15 +128,20 @@ class ParallelExecutor:
             raise
 
 
-def lead(runner: Runner, query: ExecutorQuery, size: int) -> ParallelExecutor:
-    """Start the other ranks, load, and meet them. Raises ConfigError for a model that is not cut
-    into `size`, for parts that do not pickle, and for too few devices."""
+def lead(
+    runner: Runner, query: ExecutorQuery, size: int, shares_cores: bool = False
+) -> ParallelExecutor:
+    """Start the other ranks, load, and meet them. shares_cores: on a CPU. Raises ConfigError for a
+    model that is not cut into `size`, for parts that do not pickle, and for too few devices."""
     ranks = Ranks.start(size, run_rank)
     try:
         model: Any = query.model()
         check_shards(model, size)
         device = torch.device(model.device)
         query = per_rank(query, device, size)
+        if shares_cores and device.type == "cpu":  # threads that wait for a core spin
+            share = max(1, (os.cpu_count() or 1) // size)
+            torch.set_num_threads(min(share, torch.get_num_threads()))
         setup = RankSetup(
             shards=model.shards,
             runner=runner,

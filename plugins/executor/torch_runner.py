@@ -30,11 +30,11 @@ if TYPE_CHECKING:
 
 class TorchRunner:
     """The plugin. dtype: of the KV pool, "auto" = the model's. num_threads: torch's CPU threads in
-    this process, None = leave them. k_scale, v_scale: a float8 pool holds K / k_scale and V /
-    v_scale. paging: a plugins.executor.paging.Paging, None = torch. sampling: a
-    plugins.executor.sampling.SamplingKernels, None = torch. graphs: launches of one-token rows as
-    CUDA graphs, and of others what lies between attentions; auto = where device and kernels allow
-    it, on = refuse to start where they do not for the former.
+    this process, None = leave them, or of several ranks each its share. k_scale, v_scale: a float8
+    pool holds K / k_scale and V / v_scale. paging: a plugins.executor.paging.Paging, None = torch.
+    sampling: a plugins.executor.sampling.SamplingKernels, None = torch. graphs: launches of
+    one-token rows as CUDA graphs, and of others what lies between attentions; auto = where device
+    and kernels allow it, on = refuse to start where they do not for the former.
     record_plan: read what attention planned into each step's record; waits for the device at every
     launch, and does without graphs. tensor_parallel: devices, or processes on a CPU, that compute a
     decoder together (plugins/executor/parallel_executor.py); device r for rank r."""
@@ -94,7 +94,7 @@ class TorchRunner:
             # Imported here: one device needs no torch.distributed.
             from plugins.executor.parallel_executor import lead
 
-            executor = lead(self, query, self._tensor_parallel)
+            executor = lead(self, query, self._tensor_parallel, self._num_threads is None)
         else:
             model: Model = query.model()
             check_shards(model, 1)

@@ -74,11 +74,11 @@ def load(folder, size=1):
     return loader.build_model(ModelQuery("cpu", 0, False))
 
 
-def hooks(model, runner, batching=None):
-    """Plugins of an engine with a prefix cache. model, runner: plugins."""
-    plugins = [Fcfs(), PromptFits(growth_share=0), batching or Chunked(slice_tokens=16)]
+def hooks(model, runner, slice_tokens=16, attention=None):
+    """Plugins of an engine with a prefix cache. model, runner, attention: plugins."""
+    plugins = [Fcfs(), PromptFits(growth_share=0), Chunked(slice_tokens=slice_tokens)]
     plugins += [LastAdmitted(), Paged(4), Radix(), Lru(), AdmitAll(), MaxTokensShare(), Fixed()]
-    plugins += [PagedAttention(paged_decode, paged_extend), model, runner]
+    plugins += [attention or PagedAttention(paged_decode, paged_extend), model, runner]
     return Hooks({type(plugin).__name__: plugin for plugin in plugins}, {})
 
 

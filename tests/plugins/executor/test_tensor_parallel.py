@@ -1,6 +1,8 @@
 """A decoder over several ranks gives the tokens of one device. Ranks are threads here, that talk
 through gloo; test_tensor_parallel_processes.py has processes."""
 
+from itertools import islice
+
 import numpy as np
 import pytest
 import torch
@@ -10,6 +12,8 @@ from core.config import EngineConfig
 from core.errors import ConfigError
 from core.queries import ModelQuery
 from core.request import Request, SamplingParams
+from kernels import torch_invariant
+from plugins.attention.paged import PagedAttention
 from plugins.executor import chunk_graphs
 from plugins.executor.chunk_graphs import ChunkGraphs
 from plugins.executor.padding import Padding
@@ -17,6 +21,7 @@ from plugins.executor.parallel_executor import per_rank
 from plugins.executor.torch_executor import TorchExecutor
 from plugins.executor.torch_runner import TorchRunner
 from plugins.model.loader import HuggingFaceModel
+from plugins.model.ops import TorchOps
 from plugins.shared.clocks import RealClock
 from plugins.shared.model_protocols import check_shards
 from tests.plugins.executor.graph_run import TorchDraw, device_decode, rerun, serve
@@ -56,9 +61,10 @@ def requests(vocab_size):
         yield Request(str(index), np.array(prompt, np.int32), SamplingParams(**facts))
 
 
-def served(engine, forced_every=3):
-    """Choices of all requests by id, served together; a running one is preempted now and then."""
-    for request in requests(engine.executor.vocab_size):
+def served(engine, forced_every=3, count=7):
+    """Choices of `count` requests by id, served together; now and then a running one is
+    preempted."""
+    for request in islice(requests(engine.executor.vocab_size), count):
         engine.submit(request)
     steps = 0
     while engine.has_work:
@@ -105,6 +111,27 @@ def close(found, expected):
     pairs = zip(found, expected, strict=True)
     gaps = [abs(one.logprob - other.logprob) for one, other in pairs]
     return max(gaps) < 1e-4
+
+
+def test_deterministic_log_probabilities_have_the_same_bits_under_any_schedule(tmp_path):
+    """Three ranks: sums of two numbers are the same in any order."""
+    save_tiny("smollm", tmp_path, seed=1, num_key_value_heads=3)
+    found = []
+    for slice_tokens, forced_every in ((48, 1000), (7, 3)):
+        threads = Threads()
+        ops = TorchOps(invariant=True)
+        model = HuggingFaceModel(path=str(tmp_path), ops=ops, tensor_parallel=3)
+        attention = PagedAttention(torch_invariant.decode, torch_invariant.extend)
+        parts = hooks(model, threads, slice_tokens, attention)
+        engine = build_engine(parts, settings(deterministic=True), 0, RealClock())
+        served(engine, forced_every, 5)
+        engine.close()
+        threads.join()
+        record = engine.records["4"]
+        entries = [*record.choices[0].logprobs, *record.prompt_logprobs]
+        tokens = {name: list(one.choices[0].token_ids) for name, one in engine.records.items()}
+        found.append((tokens, [entry.logprob for entry in entries]))
+    assert found[0] == found[1]
 
 
 class WithGraphs(TorchRunner):
