@@ -14,6 +14,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
 
+import numpy as np
+
 from core.build import build_engine
 from core.config import require
 from core.engine import Engine
@@ -22,19 +24,23 @@ from core.protocols import LengthPredictor
 from core.queries import LengthPredictorQuery, StepEvent
 from core.records import RequestRecord
 from core.request import Request
+from core.table import EndTokens, State
 from plugins.mode.pending import Pending
-from plugins.mode.true_starts import Starts
+from plugins.mode.true_starts import PromptKeys, Starts
 from plugins.shared.clocks import VirtualClock
 from plugins.shared.replica_report import Reporter
 from plugins.shared.router import Router
 from plugins.shared.routing import Ticket
 from plugins.shared.session import ClosedLoop, Session
 
+NEVER = 1 << 30  # steps that nobody lives to see
+
 
 @dataclass(slots=True, eq=False)
 class Replica:
     """One engine, with its own clock and plugins. due_s: when its next report is due. parked: it
-    has nothing to do, or nothing that it can do before somebody comes."""
+    has nothing to do, or nothing that it can do before somebody comes. quiet_s: until then surely
+    none of its requests ends; kept where others wait for that."""
 
     index: int
     engine: Engine
@@ -43,6 +49,7 @@ class Replica:
     starts: Starts
     incarnation: int = 0
     due_s: float = 0.0
+    quiet_s: float = 0.0
     parked: bool = False
     told: bool = True  # nothing has changed since its last report
     tickets: dict[str, Ticket] = field(default_factory=dict)
@@ -52,6 +59,21 @@ class Replica:
         """As the router knows it."""
         return self.reporter.replica
 
+    def listen(self) -> None:
+        """Work out quiet_s after a step: every token left is a step of its own, and none is
+        shorter than half of one for a single token (tables of measured times may dip)."""
+        engine, self.quiet_s = self.engine, self.clock.now()
+        model = getattr(engine.executor, "step_time", None)
+        if model is None or engine.ending:
+            return
+        columns = engine.state.table.columns
+        live = np.flatnonzero(columns["state"] != State.DONE)
+        if (columns["end_tokens"][live] != EndTokens.NONE).any():
+            return
+        known = columns["known"][live] + columns["in_flight"][live]
+        least = int((columns["length_limit"][live] - known).min(initial=NEVER))
+        self.quiet_s += least * float(model.seconds(1, 1, 1, 1)) / 2
+
 
 @contextmanager
 def replicas_of(session: Session) -> Iterator[list[Replica]]:
@@ -60,7 +82,8 @@ def replicas_of(session: Session) -> Iterator[list[Replica]]:
     require(session.hooks_again is not None or session.replicas == 1, "replicas", "1 here", "more")
     again = session.hooks_again
     hooks = [session.hooks] + [again() for _ in range(1, session.replicas) if again is not None]
-    replicas = [_replica(session, index, one) for index, one in enumerate(hooks)]
+    prompts = PromptKeys()
+    replicas = [_replica(session, index, one, prompts) for index, one in enumerate(hooks)]
     gc.collect()
     gc.freeze()
     try:
@@ -71,14 +94,16 @@ def replicas_of(session: Session) -> Iterator[list[Replica]]:
             replica.engine.close()
 
 
-def _replica(session: Session, index: int, hooks: Hooks) -> Replica:
+def _replica(session: Session, index: int, hooks: Hooks, prompts: PromptKeys) -> Replica:
     clock = VirtualClock()
     engine = build_engine(
         hooks, session.engine, session.run.seed, clock, session.device, record_rows=False
     )
     batching = hooks.registered[hooks.in_charge()["decide_batch"]].plugin
     slice_tokens = getattr(batching, "slice_tokens", session.engine.max_num_batched_tokens)
-    return Replica(index, engine, clock, Reporter(str(index)), Starts(engine, slice_tokens))
+    return Replica(
+        index, engine, clock, Reporter(str(index)), Starts(engine, prompts, slice_tokens)
+    )
 
 
 class Fleet:
@@ -146,6 +171,7 @@ class Fleet:
         replica.starts.sent(request)
         replica.tickets[request.request_id] = ticket
         replica.engine.submit(request)
+        replica.quiet_s = min(replica.quiet_s, now_s)  # it may be refused at once
         replica.reporter.received = ticket.number
         self._wake_stalled(now_s)
         if replica.parked:
@@ -154,7 +180,10 @@ class Fleet:
     def _step(self, replica: Replica) -> None:
         engine, from_s = replica.engine, replica.clock.now()
         event = engine.step(self._until_s(replica))
-        replica.starts.stepped(from_s, replica.clock.now())
+        steps = 1 if event is None else event.record.steps
+        replica.starts.stepped((replica.clock.now() - from_s) / steps)
+        if self._closed is not None:
+            replica.listen()
         replica.told = False
         if event is not None:
             replica.reporter.took(event.record)
@@ -178,8 +207,9 @@ class Fleet:
         until_s = self._pending.next_s
         if len(self.replicas) > 1:
             until_s = min(until_s, replica.due_s)
-            if self._closed is not None and self._awake:  # whose end may bring somebody
-                until_s = min(until_s, self._awake[0][0])
+            if self._closed is not None:  # whose ends bring somebody
+                others = (other.quiet_s for other in self.replicas if other is not replica)
+                until_s = min(until_s, *others)
         return until_s
 
     def _ended(self, replica: Replica, record: RequestRecord) -> None:

@@ -34,17 +34,38 @@ Floats = NDArray[np.float64]
 
 
 @dataclass(slots=True)
+class PromptKeys:
+    """Page keys of the request that was asked about last: all replicas are asked about it."""
+
+    request_id: str = ""
+    page_size: int = 0
+    tokens: NDArray[np.int32] = field(default_factory=lambda: np.empty(0, np.int32))
+    keys: NDArray[np.uint64] = field(default_factory=lambda: np.empty(0, np.uint64))
+
+    def of(self, request: Request, size: int) -> tuple[NDArray[np.uint64], NDArray[np.int32]]:
+        """Keys and tokens of its whole pages, the last token left out."""
+        if (self.request_id, self.page_size) != (request.request_id, size):
+            usable = (len(request.prompt) - 1) // size * size
+            self.tokens = np.ascontiguousarray(request.prompt[:usable], np.int32)
+            self.keys = page_keys(self.tokens, size)
+            self.request_id, self.page_size = request.request_id, size
+        return self.keys, self.tokens
+
+
+@dataclass(slots=True)
 class Starts:
-    """Of one engine. slice_tokens: most prompt tokens of a request in a step. found: request id ->
-    prompt tokens that its cache held when the request was sent there; entries of requests that are
-    gone are dropped as they pile up. coming: sent, and not yet in the engine's queue. step_s: what
-    its last step took."""
+    """Of one engine. prompts: shared by all. slice_tokens: most prompt tokens of a request in a
+    step. found: request id -> prompt tokens that its cache held when the request was sent there;
+    entries of requests that are gone are dropped as they pile up. coming: sent, and not yet in the
+    engine's queue. step_s: what its last step took."""
 
     engine: Engine
+    prompts: PromptKeys
     slice_tokens: int
     found: dict[str, int] = field(default_factory=dict)
     coming: list[Request] = field(default_factory=list)
     step_s: float = 0.0
+    _known: tuple[str, int, int] = ("", 0, 0)  # request, the engine's step, what it found
 
     def sent(self, request: Request) -> None:
         """The request goes to this engine."""
@@ -55,21 +76,21 @@ class Starts:
         self.found[request.request_id] = self.cached(request)
         self.coming.append(request)
 
-    def stepped(self, from_s: float, to_s: float) -> None:
-        """The engine made a step, and took in who was coming."""
-        self.step_s = to_s - from_s
+    def stepped(self, step_s: float) -> None:
+        """The engine made a step that took so long, and let in who was coming."""
+        self.step_s = step_s
         self.coming.clear()
 
     def cached(self, request: Request) -> int:
         """Prompt tokens in its cache now."""
-        memory = self.engine.state.memory
+        memory, step = self.engine.state.memory, self.engine.steps
         if not (memory.cache.stores and request.cache):
             return 0
-        size = memory.page_size
-        usable = (len(request.prompt) - 1) // size * size
-        tokens = np.ascontiguousarray(request.prompt[:usable], np.int32)
-        match = memory.cache.match(page_keys(tokens, size), tokens, request.namespace)
-        return len(match.pages) * size
+        if self._known[:2] != (request.request_id, step):
+            keys, tokens = self.prompts.of(request, memory.page_size)
+            match = memory.cache.match(keys, tokens, request.namespace)
+            self._known = request.request_id, step, len(match.pages) * memory.page_size
+        return self._known[2]
 
     def start_s(self, request: Request, now_s: float) -> float:
         """Seconds until it would have its first token here."""

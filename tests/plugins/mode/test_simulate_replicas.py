@@ -16,6 +16,7 @@ from core.hookspecs import hookimpl
 from core.records import RequestRecord
 from core.request import Request, SamplingParams
 from plugins.executor.simulated import Simulated
+from plugins.mode.fleet import Replica
 from plugins.mode.simulate import Simulate
 from plugins.mode.simulate_replicas import simulate_replicas
 from plugins.predictor.history_quantile import HistoryQuantile
@@ -184,6 +185,26 @@ def test_closed_loop_turns_come_after_the_one_before_wherever_that_ran(tmp_path:
         if turn:
             before = ends[f"{one}-{turn - 1}"]
             assert record.arrival_s == pytest.approx(before.finished_s + 0.05)
+
+
+def test_joined_steps_change_no_time_of_a_closed_loop(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    """Engines join steps while nobody elsewhere can end: held to those that never do."""
+    results, plans = [], []
+    for joins in (True, False):
+        kept = Recorder()
+        if not joins:
+            monkeypatch.setattr(Replica, "listen", lambda replica: None)
+        folder = tmp_path / str(joins)
+        made = session(folder, Dialogues(), replicas=3, recorder=lambda kept=kept: kept)
+        summary = simulate_replicas(made, regret=False)
+        asked = [line for line in summary["plugins"] if line["hook"] == "decide_batch"]
+        plans.append(asked[0]["asked"])
+        times = {one.request_id: one.choices[0].times_s.tolist() for one in kept.requests}
+        results.append((times, summary["replicas"]["load_cv"], comparable(summary)["tokens"]))
+    assert results[0] == results[1]
+    assert plans[0] < 0.8 * plans[1]
 
 
 class Watcher(RoundRobin):
