@@ -6,6 +6,7 @@ it. A thread waits for processes to end; a rank that ends unasked is news, of wh
 hears wherever it waits. The others are ended at once then, since a collective would wait for ever.
 """
 
+import logging
 import multiprocessing
 import os
 import shutil
@@ -28,6 +29,7 @@ GRACE_S = 3.0
 """How long a rank may take to end when it is told to."""
 NEWS_S = 5.0
 """How long after an error in a collective the news of a rank's end may come."""
+logger = logging.getLogger(__name__)
 
 
 class RankError(TritiumError):
@@ -166,6 +168,7 @@ def _watch(
     index = next(i for i, process in enumerate(processes) if process.sentinel in ended)
     news.lost = _told(index, processes[index], connections[index])
     news.came.set()
+    logger.error("%s", news.lost)
     for process in processes:
         process.kill()
     if news.on_loss is not None:

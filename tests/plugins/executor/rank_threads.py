@@ -4,6 +4,8 @@ import threading
 from functools import partial
 from multiprocessing import Pipe
 
+import torch
+
 from core.config import EngineConfig
 from core.hooks import Hooks
 from core.hookspecs import hookimpl
@@ -16,7 +18,7 @@ from plugins.batching.chunked import Chunked
 from plugins.cache.admit_all import AdmitAll
 from plugins.cache.lru import Lru
 from plugins.cache.radix import Radix
-from plugins.executor.parallel_executor import ParallelExecutor
+from plugins.executor.parallel_executor import ParallelExecutor, per_rank
 from plugins.executor.parallel_rank import RankSetup, follow
 from plugins.executor.parallel_ranks import Ranks
 from plugins.executor.torch_runner import TorchRunner
@@ -43,6 +45,7 @@ class Threads:
 
     def over(self, model, query):
         size = model.shards.num_ranks
+        query = per_rank(query, torch.device("cpu"), size)
         pipes = [Pipe() for _ in range(1, size)]
         ranks = Ranks([ours for ours, _ in pipes])
         setup = RankSetup(

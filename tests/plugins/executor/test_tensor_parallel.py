@@ -25,6 +25,7 @@ from plugins.model.ops import TorchOps
 from plugins.shared.clocks import RealClock
 from plugins.shared.model_protocols import check_shards
 from tests.plugins.executor.graph_run import TorchDraw, device_decode, rerun, serve
+from tests.plugins.executor.launch_driver import Driver
 from tests.plugins.executor.rank_threads import Threads, executor_query, hooks, load, settings
 from tests.plugins.executor.toy_model import ToyModel
 from tests.tiny_models import random_prompts, save_tiny
@@ -173,6 +174,31 @@ def test_graphs_and_overlapping_launches_change_no_token(tmp_path, monkeypatch):
 
 def query(model):
     return executor_query(model, device_decode)
+
+
+def test_ranks_that_are_kept_serve_another_engine(tmp_path):
+    save_tiny("llama", tmp_path)
+    threads, model = Threads(), load(tmp_path, 2)
+    executor = threads.over(model, executor_query(model))
+    executor.keeps = True
+    first = served_by_hand(executor)
+    pool = executor._own._state.pool
+    assert not executor.renew(executor_query(model, max_num_seqs=9))
+    assert executor.renew(executor_query(model))
+    assert served_by_hand(executor, seed=3) == first
+    assert executor._own._state.pool is pool
+    executor.keeps = False
+    executor.close()
+    threads.join()
+
+
+def served_by_hand(executor, **options):
+    """Tokens of a prompt; the executor's engine ends."""
+    core = Driver(executor, **options)
+    core.start(2, list(range(3, 40)))
+    tokens = list(core.run(2, 8))
+    executor.close()
+    return tokens
 
 
 def test_the_pool_is_that_of_the_rank_with_least_room(tmp_path, monkeypatch):
