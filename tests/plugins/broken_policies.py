@@ -19,6 +19,7 @@ from core.queries import (
 )
 from plugins.allocator.paged import PagedAllocator
 from plugins.cache.lru import LruEvictor
+from plugins.shared.routing import RouteDecision
 
 SEEN = []
 NUMBERS = itertools.count()
@@ -366,3 +367,44 @@ class NegativeTimes:
 
     def seconds(self, num_rows, num_tokens, kv_tokens, attended):
         return 0.01 - 1e-5 * num_tokens + 0 * (num_rows + kv_tokens + attended)
+
+
+class RoutesToOne:
+    """All to the first that is ready."""
+
+    @hookimpl
+    def decide_route(self, query):
+        return RouteDecision(query.replicas.ids[0])
+
+
+class RoutesToNobody:
+    @hookimpl
+    def decide_route(self, query):
+        return RouteDecision("nobody")
+
+
+class TakesTurnsInTheClass:
+    turn = 0
+
+    @hookimpl
+    def decide_route(self, query):
+        type(self).turn += 1
+        return RouteDecision(query.replicas.ids[self.turn % len(query.replicas)])
+
+
+class RoutesByTheClock:
+    @hookimpl
+    def decide_route(self, query):
+        return RouteDecision(query.replicas.ids[int(time.time()) % len(query.replicas)])
+
+
+class RoutesOnceMore:
+    """Whatever goes wrong, the first."""
+
+    @hookimpl
+    def decide_route(self, query):
+        try:
+            best = int(query.cached_tokens().argmax())
+        except Exception:
+            best = 0
+        return RouteDecision(query.replicas.ids[best])

@@ -12,7 +12,7 @@ import pytest
 
 from core.hooks import HOOK_NAMES
 from tests.plugins import broken_policies as broken
-from tests.plugins.conformance import caches, digest, objects, rules, starvation
+from tests.plugins.conformance import caches, digest, objects, routers, rules, starvation
 from tests.plugins.conformance.rules import BrokenRuleError, NotCheckedError, Runs
 from tests.plugins.conformance.subject import KNOWN, OUTSIDE, load, subject_of
 from tests.plugins.conformance.traffic import Traffic, ask, memory_pressure, mixed
@@ -127,6 +127,19 @@ MISTAKES = [
         objects.step_time_keeps_its_promises,
         "protocol: build_step_time_model .*>= 0",
     ),
+    (broken.RoutesToOne, routers.spreads_load, r"starvation: decide_route .*\[200, 0, 0, 0, 0\]"),
+    (broken.RoutesToNobody, routers.keeps_its_contract, "decisions: .*must be one that is ready"),
+    (
+        broken.TakesTurnsInTheClass,
+        routers.keeps_its_contract,
+        "determinism: decide_route .*state in a class or module",
+    ),
+    (
+        broken.RoutesByTheClock,
+        routers.keeps_its_contract,
+        r"clock and chance: .*time\.time\(\) was called",
+    ),
+    (broken.RoutesOnceMore, routers.lets_exceptions_pass, "exceptions: decide_route .*swallowed"),
 ]
 
 

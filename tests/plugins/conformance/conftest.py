@@ -10,7 +10,7 @@ import pytest
 from tests.plugins.conformance import rules
 from tests.plugins.conformance.rules import BrokenRuleError, NotCheckedError, Runs
 from tests.plugins.conformance.starvation import probes
-from tests.plugins.conformance.subject import DECISIONS, OBJECTS, Subject, load, shipped
+from tests.plugins.conformance.subject import DECISIONS, OBJECTS, ROUTES, Subject, load, shipped
 from tests.plugins.conformance.traffic import KINDS, Traffic, mixed
 
 FOLDER = Path(__file__).resolve().parent
@@ -23,6 +23,8 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     option = metafunc.config.option
     subjects = _shipped() if option.policy is None else [load(option.policy, option.policy_args)]
     axes = [name for name in AXES if name in metafunc.fixturenames]
+    if "routed" not in axes:
+        subjects = [subject for subject in subjects if subject.in_engine]
     cases = [case for subject in subjects for case in _cases(subject, axes)]
     nobody = [pytest.param(None, *([None] * len(axes)), id="nobody")]
     metafunc.parametrize(["subject", *axes], cases or nobody)
@@ -74,6 +76,7 @@ AXES: dict[str, Callable[[Subject], Any]] = {
         hook for hook in subject.hooks if subject.steady and hook in rules.STEADY
     ][:1],
     "probe": probes,
+    "routed": lambda subject: [hook for hook in subject.hooks if hook in ROUTES],
 }
 
 

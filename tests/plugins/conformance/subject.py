@@ -50,17 +50,17 @@ OBSERVERS = (
     "on_request_finished",
     "on_run_end",
 )
+ROUTES = ("decide_route",)
 OUTSIDE = (
     "build_model",
     "build_attention",
     "build_executor",
     "build_sink",
     "build_server",
-    "decide_route",
 )
 """Hooks that are no policy's; their plugins have tests of their own."""
 
-KNOWN = DECISIONS + OBJECTS + OBSERVERS
+KNOWN = DECISIONS + OBJECTS + OBSERVERS + ROUTES
 """Hooks that the kit takes a policy through. A new hook belongs here, with checks, or in OUTSIDE:
 test_conformance_kit.py holds the two against core.hooks.HOOK_NAMES."""
 
@@ -87,6 +87,11 @@ class Subject:
     def implements(self, *hooks: str) -> bool:
         """Whether it has any of them."""
         return any(hook in self.hooks for hook in hooks)
+
+    @property
+    def in_engine(self) -> bool:
+        """It has a hook that an engine asks, and not a router alone."""
+        return self.implements(*DECISIONS, *OBJECTS, *OBSERVERS)
 
     @property
     def statements(self) -> list[str]:
@@ -153,10 +158,11 @@ def describe(name: str, make: Callable[[], Any], quick: bool = True) -> Subject:
 
 def shipped() -> list[Subject]:
     """Every policy that conf/ names, with the arguments it has there: conf/policy, the groups of
-    one choice, and what stands behind the hooks. The same class with the same arguments once."""
+    one choice, conf/router, and what stands behind the hooks. The same class with the same
+    arguments once."""
     nodes = _composed() | {
         f"{group}={name}": _file(group, name)
-        for group in SINGLE_GROUPS
+        for group in (*SINGLE_GROUPS, "router")
         for name in options(group, [ROOT])
     }
     subjects, seen = [], []
