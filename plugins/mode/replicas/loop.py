@@ -54,7 +54,7 @@ class RouterLoop:
         self._server.watch(self._fleet.descriptor)
         for came in early:
             self._hear(came)
-        self._report()
+        self._report(self._look(self._now()))
         while not (self._server.draining and not self.traffic.streams):
             self.turn()
 
@@ -65,17 +65,12 @@ class RouterLoop:
         for came in self._fleet.came():
             self._hear(came)
         now_s = self._now()
-        self._expire(now_s)
+        ready = self._look(now_s)
         self.traffic.place(now_s)
         self.traffic.flush({name: one.born.birth for name, one in self.alive.items()})
         due = now_s - self._reported_s >= self._report_s
-        if due or self.ready != self._was_ready:
-            self._report()
-
-    @property
-    def ready(self) -> bool:
-        """Whether a replica takes requests."""
-        return len(self._router.registry.table(self._now())) > 0
+        if due or ready != self._was_ready:
+            self._report(ready)
 
     @property
     def waiting(self) -> int:
@@ -140,18 +135,20 @@ class RouterLoop:
         self.left.update(one.state.get("totals", {}))
         self.traffic.lost(name, why)
 
-    def _expire(self, now_s: float) -> None:
-        """Give up who has been silent for too long."""
+    def _look(self, now_s: float) -> bool:
+        """Give up who has been silent for too long; whether a replica takes requests."""
         self._router.registry.expire(now_s)
-        for known, state in self._router.registry.listed(now_s):
+        listed = self._router.registry.listed(now_s)
+        for known, state in listed:
             if state is ReplicaState.dead and known.replica in self.alive:
                 birth = self.alive[known.replica].born.birth
                 self._lost(known.replica, known.why)
                 self._fleet.restart(known.replica, birth)
+        return any(state is ReplicaState.ready for _, state in listed)
 
-    def _report(self) -> None:
+    def _report(self, ready: bool) -> None:
         self._reported_s = now_s = self._now()
-        self._was_ready = self.ready
+        self._was_ready = ready
         works = self._was_ready and bool(self.traffic.streams)
         listed = self._router.registry.listed(now_s)
         state = {

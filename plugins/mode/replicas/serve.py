@@ -109,5 +109,5 @@ def _summary(session: Session, loop: RouterLoop) -> dict[str, Any]:
             "failovers": loop.traffic.failovers,
         },
         "hooks": session.run.hooks,
-        "plugins": summary_of_hooks(session.hooks),
+        "plugins": [one for one in summary_of_hooks(session.hooks) if one["asked"]],
     }

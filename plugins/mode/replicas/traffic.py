@@ -122,30 +122,14 @@ class Traffic:
                 self._fleet.send(replica, births[replica], batch)
 
     def take(self, news: News) -> None:
-        """Pass on what a step of a replica brought."""
-        rows: list[tuple[str, int]] = []
-        tokens: list[int] = []
+        """Pass on what a step of a replica brought, or a refusal."""
         now_s = self._clock.now()
-        step = 0 if news.record is None else news.record.step
-        for place, (key, token) in enumerate(zip(news.keys, news.tokens, strict=True)):
-            found = self._choices.get(key)
-            if found is None:
-                continue  # it went on elsewhere
-            row, entry = found
-            entry.token_ids.append(token)
-            entry.times_s.append(now_s)
-            entry.steps.append(step)
-            if place in news.finish_reasons:
-                entry.finish_reason = news.finish_reasons[place]
-            if place in news.logprobs:
-                entry.logprobs[:] = [news.logprobs[place]]
-            rows.append(row)
-            tokens.append(token)
+        rows, tokens = self._append(news, now_s)
         ended = [stream for end in news.ended if (stream := self._end(end, now_s)) is not None]
         if news.record is None:
             for stream in ended:
                 self._server.refuse(stream.request_id, stream.record.error)
-        elif rows or ended or not news.keys:
+        else:
             finished = tuple([stream.record for stream in ended])
             event = StepEvent(news.record, rows, np.array(tokens, np.int32), finished)
             self._server.publish(event, self._records)
@@ -174,6 +158,29 @@ class Traffic:
         self.failovers += len(left)
         if left:
             logger.warning("replica %s died with %d requests: %s", replica, len(left), why)
+
+    def _append(self, news: News, now_s: float) -> tuple[list[tuple[str, int]], list[int]]:
+        """Add the tokens of a step to their streams; returns whose they are, and the tokens. Those
+        of a stream that went on elsewhere are dropped."""
+        rows: list[tuple[str, int]] = []
+        tokens: list[int] = []
+        step = 0 if news.record is None else news.record.step
+        found = self._choices.get
+        for key, token in zip(news.keys, news.tokens, strict=True):
+            if (own := found(key)) is not None:
+                row, entry = own
+                entry.token_ids.append(token)
+                entry.times_s.append(now_s)
+                entry.steps.append(step)
+                rows.append(row)
+                tokens.append(token)
+        for place, reason in news.finish_reasons.items():
+            if (own := found(news.keys[place])) is not None:
+                own[1].finish_reason = reason
+        for place, scores in news.logprobs.items():
+            if (own := found(news.keys[place])) is not None:
+                own[1].logprobs[:] = [scores]
+        return rows, tokens
 
     def _route(self, stream: Stream, now_s: float, excluded: Collection[str]) -> Ticket:
         return self._router.route(stream.resumed(), stream.predicted, now_s, excluded)
