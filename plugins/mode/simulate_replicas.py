@@ -22,7 +22,7 @@ from plugins.mode.progress import ProgressBar
 from plugins.mode.request_totals import RequestTotals
 from plugins.mode.route_totals import RouteTotals, TrueStarts
 from plugins.mode.run_facts import check_all_asked, head, summary_of_hooks
-from plugins.mode.step_totals import StepTotals
+from plugins.mode.step_totals import StepTotals, merged
 from plugins.mode.summary import summary_of
 from plugins.shared.measure import Window
 from plugins.shared.prediction_error import MeasuredPredictor, error_of_all
@@ -155,26 +155,6 @@ class Play:
             self._counted.add(record)
             self._each[replica.index].add(record)
             del replica.engine.records[record.request_id]
-
-
-def merged(parts: Sequence[StepTotals]) -> StepTotals:
-    """Sums over replicas: levels become means over the replicas that compute, and their pool is
-    that of one."""
-    if len(parts) == 1:
-        return parts[0]
-    whole = StepTotals(parts[0].page_size, parts[0].pool_pages)
-    ends = [part.last_end_s for part in parts if part.last_end_s is not None]
-    whole.last_end_s = max(ends, default=None)
-    for part in parts:
-        whole.steps += part.steps
-        whole.busy_s += part.busy_s
-        whole.counts.update(part.counts)
-        for sums, more in ((whole.host_us, part.host_us), (whole.integrals, part.integrals)):
-            for name, value in more.items():
-                sums[name] += value
-        for name, peak in part.peaks.items():
-            whole.peaks[name] = max(whole.peaks.get(name, peak), peak)
-    return whole
 
 
 def label_oracle(session: Session) -> None:

@@ -103,19 +103,21 @@ class StepTotals:
 
 
 def merged(parts: Sequence[StepTotals]) -> StepTotals:
-    """Sums over several engines of one size: means are of an engine, counts of all of them."""
-    whole = StepTotals(
-        parts[0].page_size if parts else 1, max((one.pool_pages for one in parts), default=0)
-    )
-    for one in parts:
-        whole.steps += one.steps
-        whole.busy_s += one.busy_s
-        whole.counts.update(one.counts)
-        for sums, more in ((whole.host_us, one.host_us), (whole.integrals, one.integrals)):
+    """Sums over several engines of one size: levels become means over those that compute, and their
+    pool is that of one."""
+    if len(parts) == 1:
+        return parts[0]
+    page_size, pool_pages = (parts[0].page_size, parts[0].pool_pages) if parts else (1, 0)
+    whole = StepTotals(page_size, pool_pages)
+    ends = [part.last_end_s for part in parts if part.last_end_s is not None]
+    whole.last_end_s = max(ends, default=None)
+    for part in parts:
+        whole.steps += part.steps
+        whole.busy_s += part.busy_s
+        whole.counts.update(part.counts)
+        for sums, more in ((whole.host_us, part.host_us), (whole.integrals, part.integrals)):
             for name, value in more.items():
                 sums[name] += value
-        for name, peak in one.peaks.items():
-            whole.peaks[name] = max(whole.peaks.get(name, 0), peak)
-        ends = [end for end in (whole.last_end_s, one.last_end_s) if end is not None]
-        whole.last_end_s = max(ends, default=None)
+        for name, peak in part.peaks.items():
+            whole.peaks[name] = max(whole.peaks.get(name, peak), peak)
     return whole

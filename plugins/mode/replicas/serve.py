@@ -1,26 +1,30 @@
 """Mode serve with more than one replica: this process routes, engines run as Ray actors."""
 
+import json
 import select
 from contextlib import nullcontext
-from typing import Any
+from dataclasses import asdict
+from typing import IO, Any
 
 from core.errors import ConfigError
 from core.queries import LengthPredictorQuery
+from core.records import RequestRecord
 from core.request import FinishReason
 from plugins.mode.device_lock import lock_of
-from plugins.mode.outlet import Outlet
+from plugins.mode.outlet import Receivers
 from plugins.mode.replicas.fleet import Came, RayFleet, RaySettings
 from plugins.mode.replicas.loop import RouterLoop
 from plugins.mode.replicas.plan import plan_of
 from plugins.mode.replicas.traffic import Traffic
 from plugins.mode.run_facts import head, summary_of_hooks
+from plugins.mode.simulate_replicas import lines_of, sinks_of
 from plugins.mode.step_totals import merged
 from plugins.mode.summary import summarise
 from plugins.shared.clocks import RealClock
 from plugins.shared.prefix_view import PrefixView
 from plugins.shared.replica_registry import Registry
-from plugins.shared.router import Router
-from plugins.shared.run_info import SinkQuery
+from plugins.shared.router import HOOK, Router
+from plugins.shared.routing import RouteRecord
 from plugins.shared.server_protocol import Server, ServerQuery
 from plugins.shared.session import Session
 
@@ -28,6 +32,10 @@ from plugins.shared.session import Session
 def serve_replicas(session: Session, ray: RaySettings, warmup: bool, lock: str) -> dict[str, Any]:
     """Serve until the server drains; returns the summary. The first replica that is ready starts
     it; others join as they come. Raises ConfigError if the first to answer could not be built."""
+    plugin = session.hooks.registered[session.run.hooks[HOOK]].plugin
+    if getattr(plugin, "oracle", False):
+        name = session.run.hooks[HOOK]
+        raise ConfigError(f"router must be none that knows the future in mode serve, got {name}")
     plan = plan_of(session, warmup, session.router.snapshot_interval_s, lock)
     on_cpu = plan.device == "cpu"
     with lock_of(session, lock) if on_cpu else nullcontext():
@@ -41,25 +49,20 @@ def serve_replicas(session: Session, ray: RaySettings, warmup: bool, lock: str) 
 def _serve(session: Session, fleet: RayFleet) -> dict[str, Any]:
     hooks, folder = session.hooks, str(session.folder)
     early, facts = _first(session, fleet)
-    outlet = Outlet(threaded=False)
-    outlet.open(hooks.build_all("build_sink", SinkQuery(session.run, folder)))
-    server: Server | None = None
-    try:
+    with sinks_of(session) as sinks, lines_of(session) as lines:
         hooks.notify("on_run_start", session.run)
         assert isinstance(session.clock, RealClock), "checked by mode serve"
         session.clock.restart()
-        server = hooks.build("build_server", ServerQuery(facts, folder))
-        loop = _loop(session, fleet, server)
-        loop.run(early)
-        server.close()
+        server: Server = hooks.build("build_server", ServerQuery(facts, folder))
+        try:
+            loop = _loop(session, fleet, server, sinks, lines)
+            loop.run(early)
+        finally:
+            server.close()
         summary = _summary(session, loop)
         hooks.notify("on_run_end", summary)
-    except BaseException as error:
-        if server is not None:
-            server.close()
-        outlet.fail(error)
-        raise
-    outlet.close(session.run, summary)
+        for sink in sinks.sinks:
+            sink.close(session.run, summary)
     return summary
 
 
@@ -77,12 +80,24 @@ def _first(session: Session, fleet: RayFleet) -> tuple[list[Came], dict[str, Any
                 raise ConfigError(f"replica {came.replica} could not start: {came.lost}")
 
 
-def _loop(session: Session, fleet: RayFleet, server: Server) -> RouterLoop:
+def _loop(
+    session: Session, fleet: RayFleet, server: Server, sinks: Receivers, lines: IO[str] | None
+) -> RouterLoop:
     settings, seed = session.router, session.run.seed
+
+    def routed(record: RouteRecord) -> None:
+        if lines is not None:
+            lines.write(json.dumps(asdict(record)) + "\n")
+
+    def ended(record: RequestRecord) -> None:
+        sinks.take([record])
+        sinks.check()
+
     registry = Registry(settings.suspect_after_s, settings.dead_after_s)
-    router = Router(session.hooks, registry, PrefixView(settings.block_tokens), seed)
+    view = PrefixView(settings.block_tokens)
+    router = Router(session.hooks, registry, view, seed, routed)
     predictor = session.hooks.build("build_length_predictor", LengthPredictorQuery(seed))
-    traffic = Traffic(fleet, server, router, predictor, session.clock, seed)
+    traffic = Traffic(fleet, server, router, predictor, session.clock, seed, ended)
     return RouterLoop(fleet, server, router, traffic, settings.snapshot_interval_s)
 
 
@@ -105,6 +120,7 @@ def _summary(session: Session, loop: RouterLoop) -> dict[str, Any]:
         **summary,
         "replicas": {
             "count": session.replicas,
+            "router": session.run.hooks[HOOK],
             "restarts": restarts,
             "failovers": loop.traffic.failovers,
         },

@@ -3,7 +3,7 @@
 import logging
 import time
 from collections import Counter, deque
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 
 import numpy as np
 
@@ -32,7 +32,8 @@ class Traffic:
     can take now waits. A death is blamed on requests as Stream.blame says; who is blamed too often
     runs alone (Cell), and ends with an error if its replica dies all the same.
 
-    recent: the last ended requests; finished: all of them by reason; failovers: moves."""
+    recent: the last ended requests; finished: all of them by reason; failovers: moves. on_end: told
+    of each that ended."""
 
     def __init__(
         self,
@@ -42,6 +43,7 @@ class Traffic:
         predictor: LengthPredictor,
         clock: Clock,
         seed: int,
+        on_end: Callable[[RequestRecord], None] = lambda _: None,
     ) -> None:
         self.recent: deque[RequestRecord] = deque(maxlen=KEPT_REQUESTS)
         self.finished: Counter[str] = Counter()
@@ -53,6 +55,7 @@ class Traffic:
         self._predictor = predictor
         self._clock = clock
         self._seed = seed
+        self._on_end = on_end
         self._ahead_s = clock.now() - time.perf_counter()
         self._records: dict[str, RequestRecord] = {}
         self._parked: deque[Stream] = deque()
@@ -230,6 +233,7 @@ class Traffic:
         del self.streams[stream.request_id], self._records[stream.request_id]
         self.finished[stream.record.finish_reason] += 1
         self.recent.append(stream.record)
+        self._on_end(stream.record)
         try:
             self._predictor.observe(stream.record)
         except Exception as error:
