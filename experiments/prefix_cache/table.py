@@ -30,6 +30,8 @@ def main(folders: Sequence[str]) -> int:
     """Print one row a run as Markdown; returns the exit code."""
     try:
         runs, _ = find_runs(Path(folder) for folder in folders)
+        for run in runs:
+            check_completed(run)
     except ConfigError as error:
         print(error, file=sys.stderr)
         return 1
@@ -43,6 +45,14 @@ def main(folders: Sequence[str]) -> int:
         lines.append(row(run, bounds[key]))
     print("\n".join(f"| {' | '.join(line)} |" for line in lines))
     return 0
+
+
+def check_completed(run: Run) -> None:
+    """Raises ConfigError, with the run's first error, if no request of it completed."""
+    requests = run.summary["requests"]
+    if not requests["completed"]:
+        rule = "completed requests of a run must be >= 1, got 0"
+        raise ConfigError(f"{rule} in {run.folder}; its first error: {requests['first_error']}")
 
 
 def row(run: Run, bounds: CacheBounds) -> tuple[str, ...]:

@@ -41,6 +41,18 @@ def test_requests_of_a_closed_loop_are_made_again(command, tmp_path):
     assert [r.request_id for r in requests] == list(columns["request_id"])  # one after another
 
 
+def test_run_without_a_completed_request_is_named_with_its_error(command, tmp_path, capfd):
+    load = ("workload=shared_prefix", "workload.num_groups=1", "workload.requests_per_group=2")
+    small = ("workload.prefix_tokens=64", "workload.suffix_tokens=16", "engine.pool_tokens=48")
+    command(*FAST, *load, *small)  # no prompt of 80 tokens fits
+    capfd.readouterr()
+    assert table.main([str(tmp_path / "outputs")]) == 1
+    out, err = capfd.readouterr()
+    assert out == ""
+    assert "completed requests of a run must be >= 1, got 0 in " in err
+    assert "the pool holds 3 pages (48 tokens)" in err
+
+
 def test_folder_without_runs_is_named(tmp_path, capfd):
     assert table.main([str(tmp_path / "nothing")]) == 1
     assert "FOLDER" in capfd.readouterr().err
