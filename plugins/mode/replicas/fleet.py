@@ -4,6 +4,7 @@ import importlib
 import logging
 import os
 import pickle
+import socket
 import threading
 import time
 from collections import deque
@@ -19,6 +20,7 @@ from plugins.mode.replicas.plan import Plan
 
 RETRY_S = 1.0  # until a replica that could not be built is started anew
 STOP_S = 10.0  # for engines to end
+REACH_S = 5.0
 # How long Ray waits for details of a death before it tells of it: streams stand still meanwhile.
 DEATHS = {"timeout_ms_task_wait_for_death_info": 100}
 logger = logging.getLogger(__name__)
@@ -101,6 +103,13 @@ class Mailbox:
                 os.read(self.descriptor, 16)
             return came
 
+    def close(self) -> None:
+        """Nobody listens any more."""
+        with self._lock:
+            self._rung = True  # no more ringing
+            os.close(self.descriptor)
+            os.close(self._bell)
+
 
 class RayFleet:
     """`num` replicas, each followed by a thread. Connects to Ray, and starts them."""
@@ -169,6 +178,7 @@ class RayFleet:
         for name in self.names:
             self._kill(name, again=False)
         self._ray.shutdown()
+        self._mailbox.close()
 
     def _kill(self, replica: str, again: bool) -> None:
         self._ray.kill(self._actors[replica], no_restart=not again)
@@ -234,8 +244,11 @@ def _connect(ray: Any, settings: RaySettings, cpus: int) -> None:
         ray.init(address="local", num_cpus=cpus, _system_config=DEATHS, **quiet)
         return
     try:
+        host, _, port = settings.address.rpartition(":")
+        if host and "/" not in host and port.isdigit():  # Ray itself would try for minutes
+            socket.create_connection((host, int(port)), REACH_S).close()
         ray.init(address=settings.address, **quiet)
-    except ConnectionError as error:
+    except OSError as error:
         rule = f"a cluster that can be reached ({_first_line(error)})"
         raise ConfigError(f"ray.address must be {rule}, got {settings.address!r}") from None
 

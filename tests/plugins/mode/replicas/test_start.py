@@ -1,0 +1,74 @@
+"""What keeps replicas from starting is said by name, before anything runs."""
+
+import importlib
+import socket
+from typing import Any
+
+import pytest
+
+from core.errors import ConfigError
+from plugins.mode.replicas import fleet
+from plugins.mode.replicas.fleet import Came, Mailbox, RaySettings
+from plugins.mode.replicas.plan import plan_of
+from plugins.mode.serve import Serve
+from plugins.router.earliest_start import EarliestStart
+from plugins.shared.clocks import RealClock
+from tests.plugins.mode.mode_session import make_session
+
+
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        ({"address": ""}, "ray.address must be null or not empty, got ''"),
+        ({"cpus": -1.0}, "ray.cpus must be >= 0, got -1.0"),
+        ({"gpus": 0.0}, "ray.gpus must be > 0, got 0.0"),
+    ],
+)
+def test_bad_settings_name_the_key(values: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        Serve(ray=values)
+
+
+def test_without_ray_the_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    real = importlib.import_module
+
+    def missing(name: str) -> Any:
+        if name == "ray":
+            raise ImportError(name)
+        return real(name)
+
+    monkeypatch.setattr(importlib, "import_module", missing)
+    with pytest.raises(ConfigError, match=r"needs Ray in mode serve: pip install '\.\[replicas\]'"):
+        fleet._import_ray()
+
+
+def test_a_cluster_that_nobody_can_reach_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))  # and nobody listens
+        address = f"127.0.0.1:{taken.getsockname()[1]}"
+        with pytest.raises(ConfigError, match=f"ray.address must be .* got '{address}'"):
+            fleet._connect(None, RaySettings(address=address), 1)
+
+
+def test_plugins_without_a_config_cannot_be_built_again(tmp_path: Any) -> None:
+    session = make_session(tmp_path, clock=RealClock())
+    with pytest.raises(ConfigError, match="replicas must be 1 for plugins that no config"):
+        plan_of(session, True, 0.25, "off")
+
+
+def test_an_oracle_cannot_route_real_requests(tmp_path: Any) -> None:
+    session = make_session(tmp_path, clock=RealClock(), oracle=EarliestStart())
+    session.replicas = 2
+    with pytest.raises(ConfigError, match="none that knows the future in mode serve, got oracle"):
+        Serve(lock="off").run(session)
+
+
+def test_a_mailbox_rings_once_for_all_that_is_in_it() -> None:
+    box = Mailbox()
+    box.put(Came("0", "a"))
+    box.put(Came("1", "b"))
+    assert [came.replica for came in box.take()] == ["0", "1"]
+    assert box.take() == []
+    box.put(Came("2", "c"))
+    assert [came.replica for came in box.take()] == ["2"]
+    box.close()
