@@ -15,6 +15,7 @@ tell its temperature is not hot.
 """
 
 import numpy as np
+from numpy.typing import NDArray
 
 from core.config import require
 from core.hookspecs import hookimpl
@@ -32,10 +33,15 @@ class KvHeadroom:
     @hookimpl
     def decide_route(self, query: RouteQuery) -> RouteDecision:
         """Scores: headroom in tokens."""
-        rows = query.replicas
-        pages = rows.pages_free + rows.pages_evictable - rows.pages_promised - pages_needed(query)
-        headroom = pages * rows.page_size + query.cached_tokens()
+        rows, headroom = query.replicas, headroom_tokens(query)
         hot = rows.temperature_c > self.hot_c  # False for NaN
         best = int(np.lexsort((rows.requests, -headroom, hot))[0])
         reason = "most KV headroom" + (", though hot" if hot[best] else "")
         return RouteDecision(rows.ids[best], headroom.astype(np.float64), reason)
+
+
+def headroom_tokens(query: RouteQuery) -> NDArray[np.int64]:
+    """Tokens that each replica would have to spare with this request, int64 [replicas]."""
+    rows = query.replicas
+    pages = rows.pages_free + rows.pages_evictable - rows.pages_promised - pages_needed(query)
+    return pages * rows.page_size + query.cached_tokens()

@@ -8,6 +8,7 @@ import pytest
 
 from core.errors import ConfigError
 from plugins.router.earliest_start import EarliestStart
+from plugins.router.freeness import Freeness
 from plugins.router.least_loaded import LeastLoaded
 from plugins.router.lmetric import LMetric
 from plugins.router.round_robin import RoundRobin
@@ -96,6 +97,17 @@ def test_lmetric_sees_the_cache_of_idle_replicas_and_the_load_of_full_hits():
     """No factor is zero, so neither hides the other."""
     assert LMetric().decide_route(query(*loads(0, 0), cached=[0, 96])).replica == "b"
     assert LMetric().decide_route(query(*loads(9, 2), cached=[99, 99])).replica == "b"
+
+
+def test_freeness_is_headroom_for_each_request():
+    """8 pages needed: 92 * 16 tokens left at both, for one request and for three."""
+    decision = Freeness().decide_route(query(*loads(0, 2)))
+    assert decision.scores.tolist() == [92 * 16, 92 * 16 / 3]
+    assert decision.replica == "a"
+    oversold = [one | {"pages_free": 0} for one in loads(2, 0)]
+    decision = Freeness().decide_route(query(*oversold))
+    assert decision.scores.tolist() == [-8 * 16 * 3, -8 * 16]
+    assert decision.replica == "b"
 
 
 def test_earliest_start_needs_a_simulation_and_takes_the_least():
