@@ -44,4 +44,5 @@ def headroom_tokens(query: RouteQuery) -> NDArray[np.int64]:
     """Tokens that each replica would have to spare with this request, int64 [replicas]."""
     rows = query.replicas
     pages = rows.pages_free + rows.pages_evictable - rows.pages_promised - pages_needed(query)
-    return pages * rows.page_size + query.cached_tokens()
+    tokens: NDArray[np.int64] = pages * rows.page_size + query.cached_tokens()
+    return tokens
