@@ -240,6 +240,7 @@ def _connect(ray: Any, settings: RaySettings, cpus: int) -> None:
     needs one even where there are more replicas than cores."""
     quiet: dict[str, Any] = {"logging_level": logging.ERROR}
     if settings.address is None:
+        os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # a run reports to nobody
         quiet["include_dashboard"] = settings.dashboard
         ray.init(address="local", num_cpus=cpus, _system_config=DEATHS, **quiet)
         return
