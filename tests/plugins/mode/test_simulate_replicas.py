@@ -163,9 +163,23 @@ def test_replicas_serve_every_request_once_and_the_same_way_again(tmp_path: Path
     assert summary["tokens"]["computed"] > 0
 
 
+def test_command_runs_replicas_with_every_sink(command: Any, tmp_path: Path):
+    """Each engine gets plugins of its own: a policy that keeps accounts is one of them."""
+    router = ["+router=two_choices", "+policy=vtc", "router.snapshot_interval_s=0.05"]
+    done = command("mode=simulate", "replicas=3", "workload.num_requests=12", *router)
+    assert done.code == 0, done.err
+    (folder,) = (tmp_path / "outputs").iterdir()
+    summary = json.loads((folder / "summary.json").read_text())
+    assert summary["policy"] == "two_choices+vtc"
+    assert summary["hooks"]["decide_route"] == summary["replicas"]["router"] == "two_choices"
+    assert summary["requests"]["completed"] == summary["replicas"]["decisions"] == 12
+    assert len((folder / "routes.jsonl").read_text().splitlines()) == 12
+    assert len((folder / "requests.csv").read_text().splitlines()) == 13
+
+
 def test_more_replicas_wait_less(tmp_path: Path):
     means = []
-    for replicas in (1, 2, 4):
+    for replicas in (1, 3):
         made = session(tmp_path / str(replicas), replicas=replicas, router=LeastLoaded)
         summary = simulate_replicas(made, regret=False)
         means.append(summary["latency"]["ttft_s"]["mean"])
