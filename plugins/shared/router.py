@@ -81,6 +81,7 @@ class Router:
         oracle = plugin is not None and bool(getattr(plugin.plugin, "oracle", False))
         self._starts = starts if oracle else None
         self._new: dict[tuple[int, int], list[int]] = {}  # what tickets added to the view
+        self._viewed: dict[str, int] = {}  # the incarnations that the view is of
 
     def route(
         self,
@@ -120,7 +121,8 @@ class Router:
         """The replica never took it: it computed nothing of it either."""
         with self.registry.lock:
             new = self._new.pop((ticket.incarnation, ticket.number), [])
-            self.view.forget(ticket.replica, new)
+            if self._viewed.get(ticket.replica) == ticket.incarnation:
+                self.view.forget(ticket.replica, new)
             return self.registry.close(ticket)
 
     def report(self, incarnation: int, snapshot: ReplicaSnapshot, now_s: float) -> bool:
@@ -129,6 +131,9 @@ class Router:
             news = self.registry.report(incarnation, snapshot, now_s)
             if news:
                 name, page_size = snapshot.replica, snapshot.page_size
+                if self._viewed.get(name) != incarnation:  # whatever became of the last one
+                    self.view.drop(name)
+                    self._viewed[name] = incarnation
                 self.view.resize(name, snapshot.pool_pages * page_size, page_size)
                 if snapshot.cache is not None:
                     self.view.replace(name, snapshot.cache.tolist())

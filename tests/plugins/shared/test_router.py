@@ -80,6 +80,17 @@ def test_all_dead_is_an_error_until_one_is_back():
     assert rig.open() == {"a": 1, "b": 0}
 
 
+def test_a_new_incarnation_begins_with_an_empty_cache_however_the_last_one_went():
+    rig = Rig(LeastLoaded(), [snapshot("a")], suspect_after_s=1.0, dead_after_s=2.0)
+    old = rig.router.route(ask(prompt=100), 16.0, 0.0)
+    assert rig.registry.expire(3.0) == [old]
+    rig.join(snapshot("a"), 3.0)
+    new = rig.router.route(ask("s", prompt=100), 16.0, 3.0)
+    assert new.cached_tokens == 0
+    assert rig.router.refused(old), "it takes nothing from the view of the new one"
+    assert rig.router.route(ask("t", prompt=100), 16.0, 3.0).cached_tokens == 96
+
+
 def test_excluded_replicas_are_not_asked_about():
     rig = Rig(LeastLoaded(), [snapshot("a"), snapshot("b")])
     assert rig.router.route(ask(), 16.0, 0.0, excluded={"a"}).replica == "b"
