@@ -66,6 +66,8 @@ class ConsoleSink:
             show(escape(simulated_by(summary["simulated"])), highlight=False)
         if summary.get("bounds"):
             show(beside_bounds(summary), highlight=False)
+        if summary.get("replicas"):
+            show(routed_by(summary["replicas"]), highlight=False)
         show(_results(summary, self._terminal.width >= WIDE))
         show(_latencies(summary["latency"]))
         if self._show_plugins and summary.get("plugins"):
@@ -100,6 +102,20 @@ def beside_bounds(summary: dict[str, Any]) -> str:
         without_end = _share(bounds["infinite_hit_rate"])
         parts.append(f"hit rate {found} of {best} (MIN), {without_end} (cache without end)")
     return "bounds: " + "; ".join(parts)
+
+
+def routed_by(replicas: dict[str, Any]) -> str:
+    """How requests were spread over the replicas (plugins/mode/route_totals.py)."""
+    parts = []
+    if replicas["load_cv"] is not None:
+        parts.append(f"load varies by {_share(replicas['load_cv'])} between them")
+    regret = replicas["regret_s"]
+    if regret is not None and regret["mean"] is not None:
+        later = f"{_seconds(regret['mean'])} (mean) and {_seconds(regret['p99'])} (p99)"
+        parts.append(f"starts {later} after the earliest possible")
+    return f"{replicas['count']} replicas behind {replicas['router']}" + (
+        f": {'; '.join(parts)}" if parts else ""
+    )
 
 
 def _results(summary: dict[str, Any], wide: bool) -> Table:

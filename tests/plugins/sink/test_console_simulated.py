@@ -4,7 +4,7 @@ from pathlib import Path
 
 from plugins.executor.simulated import Simulated
 from plugins.mode.simulate import Simulate
-from plugins.sink.console import Console, beside_bounds, simulated_by
+from plugins.sink.console import Console, beside_bounds, routed_by, simulated_by
 from plugins.step_time.roofline import Roofline
 from plugins.workload.synthetic import Synthetic
 from tests.plugins.mode.mode_session import VOCAB, make_session
@@ -36,6 +36,20 @@ def test_bounds_stand_in_one_line():
     )
     none = bounds | {"load": None, "min_hit_rate": None, "infinite_hit_rate": None}
     assert "hit rate" not in beside_bounds({"bounds": none, "hit_rate": 0.3})
+
+
+def test_replicas_stand_in_one_line():
+    told = {
+        "count": 8,
+        "router": "kv_headroom",
+        "load_cv": 0.25,
+        "regret_s": {"mean": 0.125, "p99": 1.5},
+    }
+    assert routed_by(told) == (
+        "8 replicas behind kv_headroom: load varies by 25.0 % between them; starts 125 ms (mean)"
+        " and 1.5 s (p99) after the earliest possible"
+    )
+    assert routed_by(told | {"load_cv": None, "regret_s": None}) == "8 replicas behind kv_headroom"
 
 
 def test_simulated_run_prints_the_line_and_another_does_not(tmp_path: Path, capsys):
