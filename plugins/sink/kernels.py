@@ -38,11 +38,14 @@ RESULTS = "kernels.json"
 class DeviceProfiler(Protocol):
     """Records what a device does."""
 
+    def wait(self) -> None:
+        """Wait for the device: time of the run, not of the profiler."""
+
     def start(self) -> None:
-        """Wait for the device, then record."""
+        """Record from now on, when nothing runs."""
 
     def stop(self) -> list[KernelEvent]:
-        """Wait for the device; what it did since `start`."""
+        """What the device did since `start`, when nothing runs any more."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,7 +140,7 @@ class KernelsSink:
         self._open = False
         self._seen = 0  # launches
         self._last_end_s: float | None = None  # of a step that the profiler did not disturb
-        self._profiling_s = 0.0
+        self._profiling_s = 0.0  # while the run waited and the device had nothing to do
 
     def step(self, record: StepRecord) -> None:
         """Take in a step; open or close a window after it."""
@@ -180,21 +183,24 @@ class KernelsSink:
         schedule = self._schedule
         if self._open:
             if self._seen == self._windows[-1].closes_at:
-                self._stop(now_s)
+                self._profiling_s += self._stop(now_s)
             return
         number = len(self._windows)
         if number < schedule.windows and self._seen == schedule.after + number * schedule.every:
             self._windows.append(Window(now_s, self._seen + schedule.steps))
+            self._profiler.wait()
             begin_s = time.perf_counter()
             self._profiler.start()
             self._profiling_s += time.perf_counter() - begin_s
             self._open, self._last_end_s = True, None
 
-    def _stop(self, now_s: float) -> None:
-        begin_s = time.perf_counter()
+    def _stop(self, now_s: float) -> float:
+        """Close the window; seconds that this took once the device was done."""
         window, self._open = self._windows[-1], False
+        self._profiler.wait()
+        begin_s = time.perf_counter()
         window.end_s, window.events = now_s, self._profiler.stop()
-        self._profiling_s += time.perf_counter() - begin_s
+        return time.perf_counter() - begin_s
 
     def _report(self, run: RunInfo, duration_s: float | None) -> Report:
         samples, left_out = self._samples()

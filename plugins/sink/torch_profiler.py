@@ -21,25 +21,28 @@ class TorchProfiler:
 
         # Without this a second start under CUDA graphs may crash (torch/profiler/profiler.py).
         os.environ.setdefault("TEARDOWN_CUPTI", "0")
+        self.wait()
         self.start()
         torch.ones(1, device=self._device).add_(1)
+        self.wait()
         seen = self.stop()
         require(bool(seen), "sink kernels", "able to see kernels (CUPTI)", "none of one launched")
 
-    def start(self) -> None:
-        """Wait for the device, then record."""
+    def wait(self) -> None:
+        """Wait for the device."""
         import torch
-        from torch.profiler import ProfilerActivity, profile
 
         torch.cuda.synchronize(self._device)
+
+    def start(self) -> None:
+        """Record from now on."""
+        from torch.profiler import ProfilerActivity, profile
+
         self._profile = profile(activities=[ProfilerActivity.CUDA], acc_events=True)
         self._profile.start()
 
     def stop(self) -> list[KernelEvent]:
-        """Wait for the device; what it did since `start`."""
-        import torch
-
-        torch.cuda.synchronize(self._device)
+        """What the device did since `start`: all of it, after `wait`."""
         self._profile.stop()
         found = [one for one in self._profile.events() if one.device_type.name == "CUDA"]
         self._profile = None

@@ -52,6 +52,9 @@ class FakeProfiler:
         self.windows = list(windows)
         self.calls: list[str] = []
 
+    def wait(self) -> None:
+        """Nothing runs."""
+
     def start(self) -> None:
         self.calls.append("start")
 
@@ -167,6 +170,40 @@ def test_busy_time_of_the_run_grows_with_contexts(tmp_path: Path) -> None:
     assert run["idle_s"] == pytest.approx(2.0 - run["profiling_s"] - busy)
 
 
+class SlowProfiler(FakeProfiler):
+    """On a clock of its own: 50 ms of device work to wait for, 7 ms to start, 11 ms to stop."""
+
+    now_s = 0.0
+
+    def wait(self) -> None:
+        self.now_s += 0.05
+
+    def start(self) -> None:
+        super().start()
+        self.now_s += 0.007
+
+    def stop(self) -> list[KernelEvent]:
+        self.now_s += 0.011
+        return super().stop()
+
+
+@pytest.mark.parametrize(
+    ("steps", "profiling_s"), [(9, 2 * (0.007 + 0.011)), (8, 2 * 0.007 + 0.011)]
+)
+def test_device_work_that_the_profiler_waits_for_is_the_runs(
+    tmp_path: Path, monkeypatch: Any, steps: int, profiling_s: float
+) -> None:
+    """Two windows; of 8 steps the second is still open at the end, and closing it holds up no
+    run."""
+    profiler = SlowProfiler(decodes(3), decodes(steps - 6))
+    monkeypatch.setattr("plugins.sink.kernels.time.perf_counter", lambda: profiler.now_s)
+    serve(sink(tmp_path, profiler, Schedule(1, 3, 2, 5)), steps)
+    run = results(tmp_path)["run"]
+    assert profiler.calls == ["start", "stop"] * 2
+    assert run["profiling_s"] == pytest.approx(profiling_s)
+    assert run["measured_s"] == pytest.approx(steps - profiling_s)
+
+
 def test_unknown_model_and_device_leave_times_alone(tmp_path: Path) -> None:
     one = sink(tmp_path, FakeProfiler(decodes(3)), Schedule(1, 3, 1, 9), shape=None, ceilings=None)
     serve(one, 5)
@@ -238,6 +275,7 @@ def test_device_must_be_cuda(tmp_path: Path) -> None:
 def test_profiler_that_sees_nothing_is_refused(monkeypatch: Any, tmp_path: Path) -> None:
     import torch
 
+    monkeypatch.setattr(TorchProfiler, "wait", lambda self: None)
     monkeypatch.setattr(TorchProfiler, "start", lambda self: None)
     monkeypatch.setattr(TorchProfiler, "stop", lambda self: [])
     monkeypatch.setattr(torch, "ones", lambda *_, **__: torch.zeros(1))
