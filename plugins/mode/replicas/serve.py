@@ -1,10 +1,8 @@
 """Mode serve with more than one replica: this process routes, engines run as Ray actors."""
 
-import json
 import select
 from contextlib import nullcontext
-from dataclasses import asdict
-from typing import IO, Any
+from typing import Any
 
 from core.errors import ConfigError
 from core.queries import LengthPredictorQuery
@@ -15,6 +13,7 @@ from plugins.mode.outlet import Receivers
 from plugins.mode.replicas.fleet import Came, RayFleet, RaySettings
 from plugins.mode.replicas.loop import RouterLoop
 from plugins.mode.replicas.plan import plan_of
+from plugins.mode.replicas.routes import Routes
 from plugins.mode.replicas.traffic import Traffic
 from plugins.mode.run_facts import head, summary_of_hooks
 from plugins.mode.simulate_replicas import lines_of, sinks_of
@@ -24,7 +23,6 @@ from plugins.shared.clocks import RealClock
 from plugins.shared.prefix_view import PrefixView
 from plugins.shared.replica_registry import Registry
 from plugins.shared.router import HOOK, Router
-from plugins.shared.routing import RouteRecord
 from plugins.shared.server_protocol import Server, ServerQuery
 from plugins.shared.session import Session
 
@@ -55,11 +53,13 @@ def _serve(session: Session, fleet: RayFleet) -> dict[str, Any]:
         session.clock.restart()
         server: Server = hooks.build("build_server", ServerQuery(facts, folder))
         try:
-            loop = _loop(session, fleet, server, sinks, lines)
+            registry = Registry(session.router.suspect_after_s, session.router.dead_after_s)
+            routes = Routes(registry, lines)
+            loop = _loop(session, fleet, server, sinks, routes)
             loop.run(early)
         finally:
             server.close()
-        summary = _summary(session, loop)
+        summary = _summary(session, loop, routes)
         hooks.notify("on_run_end", summary)
         for sink in sinks.sinks:
             sink.close(session.run, summary)
@@ -81,27 +81,22 @@ def _first(session: Session, fleet: RayFleet) -> tuple[list[Came], dict[str, Any
 
 
 def _loop(
-    session: Session, fleet: RayFleet, server: Server, sinks: Receivers, lines: IO[str] | None
+    session: Session, fleet: RayFleet, server: Server, sinks: Receivers, routes: Routes
 ) -> RouterLoop:
     settings, seed = session.router, session.run.seed
-
-    def routed(record: RouteRecord) -> None:
-        if lines is not None:
-            lines.write(json.dumps(asdict(record)) + "\n")
 
     def ended(record: RequestRecord) -> None:
         sinks.take([record])
         sinks.check()
 
-    registry = Registry(settings.suspect_after_s, settings.dead_after_s)
     view = PrefixView(settings.block_tokens)
-    router = Router(session.hooks, registry, view, seed, routed)
+    router = Router(session.hooks, routes.registry, view, seed, routes.decided)
     predictor = session.hooks.build("build_length_predictor", LengthPredictorQuery(seed))
     traffic = Traffic(fleet, server, router, predictor, session.clock, seed, ended)
     return RouterLoop(fleet, server, router, traffic, settings.snapshot_interval_s)
 
 
-def _summary(session: Session, loop: RouterLoop) -> dict[str, Any]:
+def _summary(session: Session, loop: RouterLoop, routes: Routes) -> dict[str, Any]:
     """That of mode serve; figures of steps are those of all replicas together, means and pools of
     one of them."""
     recent, finished = list(loop.traffic.recent), loop.traffic.finished
@@ -123,6 +118,7 @@ def _summary(session: Session, loop: RouterLoop) -> dict[str, Any]:
             "router": session.run.hooks[HOOK],
             "restarts": restarts,
             "failovers": loop.traffic.failovers,
+            **routes.summary(),
         },
         "hooks": session.run.hooks,
         "plugins": [one for one in summary_of_hooks(session.hooks) if one["asked"]],
