@@ -5,6 +5,7 @@ from collections import deque
 from collections.abc import Sequence
 from typing import Any
 
+from core.clock import Clock
 from core.engine import Engine
 from core.queries import StepEvent
 from core.records import RequestRecord
@@ -26,6 +27,8 @@ from plugins.shared.prediction_error import MeasuredPredictor
 from plugins.shared.run_info import SinkQuery
 from plugins.shared.session import ClosedLoop, Session, closed_loop, described
 
+CHECK_S = 1.0
+"""How often an executor is asked whether it is lost while nothing is to be computed."""
 logger = logging.getLogger(__name__)
 
 
@@ -130,7 +133,7 @@ class Bench:
                     if closed is not None:
                         _follow_up(closed, event, pending)
                 if pending and (engine.stalled or not engine.has_work):
-                    clock.wait_until(pending.next_s)
+                    _wait_until(pending.next_s, engine, clock)
         for record in engine.records.values():
             counted.add(record)
         return counted, totals
@@ -153,6 +156,16 @@ def _follow_up(workload: ClosedLoop, event: StepEvent, pending: Pending) -> None
     for record in event.finished:
         for request in workload.follow_up(record):
             pending.add(request, record.finished_s or 0.0)
+
+
+def _wait_until(time_s: float, engine: Engine, clock: Clock) -> None:
+    """An executor that can say whether it is lost (`check`) is asked again and again meanwhile."""
+    check = getattr(engine.executor, "check", None)
+    if check is not None:
+        while (next_s := clock.now() + CHECK_S) < time_s:
+            clock.wait_until(next_s)
+            check()
+    clock.wait_until(time_s)
 
 
 class Compiled:

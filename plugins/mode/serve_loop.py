@@ -28,7 +28,9 @@ class ServeLoop:
 
     An exception from a step is a fault: whatever plugin raised it may have left a step half done,
     so every open request ends with an error, the report says why, and nothing is computed any more.
-    faults_end: `run` raises it instead, and nobody is told: for who can start another engine.
+    So is what an executor's `check` raises, if it has one, which is asked before each report: an
+    idle engine hears of a lost device from nobody else.
+    faults_end: `run` raises a fault instead, and nobody is told: for who can start another engine.
 
     An engine in which policies refuse everyone is asked again at once when something comes in, else
     after 10, 20, 40, ... ms; the core gives up on such a policy at the eighth time.
@@ -66,6 +68,7 @@ class ServeLoop:
             if self._works() and self._is_due(items):
                 self._step()
             if time.monotonic() - self._reported_s >= self._report_s:
+                self._check()
                 self._report()
 
     def _works(self) -> bool:
@@ -110,8 +113,6 @@ class ServeLoop:
         try:
             event = self._engine.step()
         except Exception as error:
-            if self._faults_end:
-                raise
             self._fail(error)
             return
         self._set_pause()
@@ -138,7 +139,18 @@ class ServeLoop:
             self._cached_tokens += record.cached_tokens
             self.recent.append(record)
 
+    def _check(self) -> None:
+        check = getattr(self._engine.executor, "check", None)
+        if check is None or self.fault is not None:
+            return
+        try:
+            check()
+        except Exception as error:
+            self._fail(error)
+
     def _fail(self, error: Exception) -> None:
+        if self._faults_end:
+            raise error
         self._reason = f"the engine stopped: {described(error)}"
         self.fault = error
         logger.error("%s; %d requests end", self._reason, len(self._open), exc_info=error)
