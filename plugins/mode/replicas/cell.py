@@ -24,18 +24,10 @@ class Cell:
 
     def next(self, now_s: float) -> tuple[Stream, str] | None:
         """A stream to send now, and where; the caller sends it. None: nobody can go yet."""
-        while self.suspects and self.suspects[0].aborted:
-            self.suspects.popleft()
-        if self._inmate is not None or not self.suspects:
-            self._keep(needed=self._inmate is not None)
+        if self._inmate is not None:
             return None
-        if self.replica is None:
-            table = self._registry.table(now_s)
-            if not len(table):
-                return None
-            self.replica = table.ids[int(np.argmin(table.requests))]
-        free = self.replica in self._registry.table(now_s).ids
-        if not free or self._registry.num_open(self.replica):
+        self.replica = self._choose(now_s) if self.suspects else None
+        if self.replica is None or self._registry.num_open(self.replica):
             return None
         self._inmate = self.suspects.popleft()
         self._inmate.alone = True
@@ -51,6 +43,9 @@ class Cell:
         if replica == self.replica:
             self.replica = None
 
-    def _keep(self, needed: bool) -> None:
-        if not needed:
-            self.replica = None
+    def _choose(self, now_s: float) -> str | None:
+        """The replica that is kept, while it takes requests, else the one with fewest."""
+        table = self._registry.table(now_s)
+        if self.replica in table.ids:
+            return self.replica
+        return table.ids[int(np.argmin(table.requests))] if len(table) else None

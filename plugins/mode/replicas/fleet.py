@@ -62,17 +62,25 @@ class Fleet(Protocol):
 class RaySettings:
     """address: of a running cluster ("auto": the one of this machine), None = one of this machine
     for this run alone. cpus: of Ray's CPUs for a replica, None = an equal share of this machine's,
-    or 1 of a cluster's. gpus: of Ray's GPUs, for replicas on a CUDA device. dashboard: Ray's."""
+    or 1 of a cluster's. gpus: of Ray's GPUs for a replica on CUDA devices, None = as many as those
+    devices; a part of one for replicas that share it. dashboard: Ray's."""
 
     address: str | None = None
     cpus: float | None = None
-    gpus: float = 1.0
+    gpus: float | None = None
     dashboard: bool = False
 
     def __post_init__(self) -> None:
         require(self.address != "", "ray.address", "null or not empty", self.address)
         require(self.cpus is None or self.cpus >= 0, "ray.cpus", ">= 0", self.cpus)
-        require(self.gpus > 0, "ray.gpus", "> 0", self.gpus)
+        require(self.gpus is None or self.gpus > 0, "ray.gpus", "> 0 or null", self.gpus)
+
+    def gpus_for(self, plan: Plan) -> float:
+        """Ray's GPUs for one of its replicas. Raises ConfigError for fewer than it computes on."""
+        count = plan.num_devices
+        holds = self.gpus is None or count == 1 or self.gpus >= count
+        require(holds, "ray.gpus", f">= {count} = executor.tensor_parallel, or null", self.gpus)
+        return count if self.gpus is None else self.gpus
 
 
 class Mailbox:
@@ -115,6 +123,7 @@ class RayFleet:
     """`num` replicas, each followed by a thread. Connects to Ray, and starts them."""
 
     def __init__(self, plan: Plan, num: int, settings: RaySettings) -> None:
+        gpus = settings.gpus_for(plan)
         self.names = tuple([str(index) for index in range(num)])
         self._ray = _import_ray()
         self._mailbox = Mailbox()
@@ -131,7 +140,7 @@ class RayFleet:
             "max_concurrency": THREADS,
         }
         if plan.device == "cuda":
-            options["num_gpus"] = settings.gpus
+            options["num_gpus"] = gpus
         actor = self._ray.remote(Replica)
         self._actors = {
             name: actor.options(name=f"{plan.folder.name}-{name}", **options).remote(plan, name)

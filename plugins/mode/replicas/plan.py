@@ -7,6 +7,7 @@ from pathlib import Path
 from core.config import EngineConfig
 from core.errors import ConfigError
 from core.hooks import Hooks
+from plugins.mode.device_lock import num_devices
 from plugins.shared.clocks import RealClock
 from plugins.shared.run_info import RunInfo
 from plugins.shared.session import Records, Session, Workload
@@ -15,7 +16,8 @@ from plugins.shared.session import Records, Session, Workload
 @dataclass(frozen=True, slots=True)
 class Plan:
     """Parts of a Session, and arguments of mode serve. device: "cpu" or "cuda": the one that the
-    process sees. lock: as mode.lock, "off" where the router's process holds it."""
+    process sees. lock: as mode.lock, "off" where the router's process holds it. num_devices: that
+    compute together in an engine."""
 
     hooks: Callable[[], Hooks]
     engine: EngineConfig
@@ -27,6 +29,7 @@ class Plan:
     warmup: bool
     report_s: float
     lock: str
+    num_devices: int = 1
 
     def session(self) -> Session:
         """A session with plugins of its own."""
@@ -59,4 +62,5 @@ def plan_of(session: Session, warmup: bool, report_s: float, lock: str) -> Plan:
         warmup=warmup,
         report_s=report_s,
         lock="off" if device == "cpu" else lock,
+        num_devices=num_devices(session),
     )

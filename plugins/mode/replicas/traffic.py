@@ -72,15 +72,18 @@ class Traffic:
 
     def submit(self, request: Request) -> None:
         """A request came in; `place` finds it a replica."""
+        request_id = request.request_id
+        if request_id in self.streams:
+            self._server.refuse(request_id, f"request_id {request_id!r} is still in use")
+            return
         try:
             predicted = self._predictor.predict(request)
         except Exception as error:
-            self._server.refuse(request.request_id, described(error))
+            self._server.refuse(request_id, described(error))
             return
         arrival_s = request.arrival_s + self._ahead_s
-        stream = stream_of(request, self._seed, predicted, arrival_s)
-        self.streams[stream.request_id] = stream
-        self._records[stream.request_id] = stream.record
+        stream = self.streams[request_id] = stream_of(request, self._seed, predicted, arrival_s)
+        self._records[request_id] = stream.record
         self._parked.append(stream)
 
     def abort(self, request_id: str) -> None:
@@ -91,31 +94,18 @@ class Traffic:
         stream.aborted = True
         if stream.ticket is not None:
             self._order(stream.ticket.replica, Drop(stream.key))
+            return
+        (self._parked if stream in self._parked else self._cell.suspects).remove(stream)
+        self._refuse(stream, "it was aborted while no replica had it", "abort")
 
     def place(self, now_s: float) -> None:
         """Send who waits to a replica, as far as there are any. now_s: of the registry's clock."""
         if (alone := self._cell.next(now_s)) is not None:
             stream, replica = alone
-            others = [name for name in self._fleet.names if name != replica]
-            self._send(stream, self._route(stream, now_s, others))
+            self._try(stream, now_s, [name for name in self._fleet.names if name != replica])
         excluded = () if self._cell.replica is None else (self._cell.replica,)
-        while self._parked:
-            stream = self._parked[0]
-            if stream.aborted:
-                self._parked.popleft()
-                self._refuse(stream, "it was aborted before a replica took it", "abort")
-                continue
-            try:
-                ticket = self._route(stream, now_s, excluded)
-            except NoReplicaError:
-                return
-            except Exception as error:
-                self._parked.popleft()
-                logger.error("request %r failed", stream.request_id, exc_info=error)
-                self._refuse(stream, described(error))
-                continue
+        while self._parked and self._try(self._parked[0], now_s, excluded):
             self._parked.popleft()
-            self._send(stream, ticket)
 
     def flush(self, births: Mapping[str, str]) -> None:
         """Hand over what was ordered. births: of the incarnation that each replica now is."""
@@ -148,19 +138,24 @@ class Traffic:
             for stream in self.streams.values()
             if stream.ticket is not None and stream.ticket.replica == replica
         ]
-        for stream in reversed(left):
-            self._take_back(stream)
-            if stream.aborted:
-                self._refuse(stream, "it was aborted", "abort")
-            elif not stream.blame():
-                self._parked.appendleft(stream)
-            elif stream.alone:
-                self._refuse(stream, f"replicas died of it, the last one while it ran alone: {why}")
-            else:
-                self._cell.add(stream)
+        again = [stream for stream in left if self._goes_on(stream, why)]
+        self._parked.extendleft(reversed(again))
         self.failovers += len(left)
         if left:
             logger.warning("replica %s died with %d requests: %s", replica, len(left), why)
+
+    def _goes_on(self, stream: Stream, why: str) -> bool:
+        """Take a stream from a replica that died; whether it goes on as one of many."""
+        self._take_back(stream)
+        if stream.aborted:
+            self._refuse(stream, "it was aborted", "abort")
+        elif not stream.blame():
+            return True
+        elif stream.alone:
+            self._refuse(stream, f"replicas died of it, the last one while it ran alone: {why}")
+        else:
+            self._cell.add(stream)
+        return False
 
     def _append(self, news: News, now_s: float) -> tuple[list[tuple[str, int]], list[int]]:
         """Add the tokens of a step to their streams; returns whose they are, and the tokens. Those
@@ -185,8 +180,18 @@ class Traffic:
                 own[1].logprobs[:] = [scores]
         return rows, tokens
 
-    def _route(self, stream: Stream, now_s: float, excluded: Collection[str]) -> Ticket:
-        return self._router.route(stream.resumed(), stream.predicted, now_s, excluded)
+    def _try(self, stream: Stream, now_s: float, excluded: Collection[str]) -> bool:
+        """Send a stream, or refuse it where that fails; False: no replica takes it now."""
+        try:
+            ticket = self._router.route(stream.resumed(), stream.predicted, now_s, excluded)
+        except NoReplicaError:
+            return False
+        except Exception as error:
+            logger.error("request %r failed", stream.request_id, exc_info=error)
+            self._refuse(stream, described(error))
+            return True
+        self._send(stream, ticket)
+        return True
 
     def _send(self, stream: Stream, ticket: Ticket) -> None:
         stream.ticket, stream.key = ticket, self._next_key
@@ -230,6 +235,7 @@ class Traffic:
 
     def _forget(self, stream: Stream) -> None:
         self._take_back(stream)
+        self._cell.ended(stream)
         del self.streams[stream.request_id], self._records[stream.request_id]
         self.finished[stream.record.finish_reason] += 1
         self.recent.append(stream.record)

@@ -5,7 +5,7 @@ import pytest
 
 from core.hookspecs import hookimpl
 from plugins.mode.replicas.streams import MOST_BLAMES
-from plugins.shared.routing import ReplicaState
+from plugins.shared.routing import ReplicaState, RouteDecision
 from plugins.shared.server_protocol import Steer
 from tests.plugins.mode.replicas.step_fleet import DEAD_S, SUSPECT_S, Poison, Rig, ask
 
@@ -340,3 +340,81 @@ def test_the_record_of_a_request_is_one_timeline():
         assert np.all(np.diff(entry.times_s) >= 0)
     assert record.finished_s is not None
     assert record.cached_tokens <= record.prompt_tokens
+
+
+def test_a_suspect_that_is_aborted_ends_and_keeps_nobody_out():
+    rig = Rig(replicas=1)
+    rig.send(ask("bad"))
+    for _ in range(MOST_BLAMES):
+        if "0" not in rig.fleet.alive:
+            rig.fleet.start("0")
+            rig.tick(2)
+        rig.fleet.kill("0")
+        rig.loop.turn()
+    assert list(rig.traffic._cell.suspects) == [rig.traffic.streams["bad"]]
+    rig.client.items.append("bad")
+    rig.tick()
+    assert "aborted" in rig.client.refused["bad"]
+    rig.fleet.start("0")
+    good = ask("good")
+    rig.send(good)
+    rig.finish()
+    rig.check(good)
+    assert rig.traffic._cell.replica is None
+
+
+def test_a_cell_moves_on_when_its_replica_is_drained():
+    rig = Rig(replicas=2, seqs=4)
+    long = [ask(f"long{index}", tokens=200) for index in range(2)]
+    rig.send(*long)
+    rig.tick(4)
+    stream = rig.traffic.streams["long0"]
+    stream.blames, stream.blamed_at = MOST_BLAMES, 10**6  # as if it had killed its replicas
+    name = rig.place_of("long0")
+    rig.fleet.kill(name)
+    rig.fleet.start(name)
+    rig.tick()
+    kept = rig.traffic._cell.replica
+    assert kept is not None
+    rig.client.items.append(Steer(kept, True))
+    rig.finish()
+    rig.check(*long)
+
+
+class Picky:
+    """A policy that fails for a request from its second time on."""
+
+    def __init__(self):
+        self.seen = 0
+
+    @hookimpl
+    def decide_route(self, query):
+        bad = query.request.request_id == "bad"
+        self.seen += bad
+        if bad and self.seen > MOST_BLAMES:
+            raise ValueError("no idea")
+        return RouteDecision(query.replicas.ids[0])
+
+
+def test_a_policy_that_fails_for_a_suspect_ends_that_one_alone():
+    rig = Rig(replicas=1, policy=Picky(), plugins={"poison": Poison(prompt_tokens=13)})
+    rig.send(ask("bad", prompt_tokens=13))
+    for _ in range(30):
+        rig.tick()
+        if "0" not in rig.fleet.alive:
+            rig.fleet.start("0")
+    good = ask("good")
+    rig.send(good)
+    rig.finish()
+    assert "no idea" in rig.client.refused["bad"]
+    rig.check(good)
+
+
+def test_an_id_in_use_is_refused_and_the_first_goes_on():
+    rig, request = Rig(), ask("A")
+    rig.send(request)
+    rig.tick(2)
+    rig.traffic.submit(ask("A"))
+    assert "still in use" in rig.client.refused.pop("A")
+    rig.finish()
+    rig.check(request)

@@ -7,13 +7,14 @@ from typing import Any
 import pytest
 
 from core.errors import ConfigError
+from plugins.executor.fake import Fake
 from plugins.mode.replicas import fleet
 from plugins.mode.replicas.fleet import Came, Mailbox, RaySettings
 from plugins.mode.replicas.plan import plan_of
 from plugins.mode.serve import Serve
 from plugins.router.earliest_start import EarliestStart
 from plugins.shared.clocks import RealClock
-from tests.plugins.mode.mode_session import make_session
+from tests.plugins.mode.mode_session import VOCAB, make_session
 
 
 @pytest.mark.parametrize(
@@ -21,12 +22,37 @@ from tests.plugins.mode.mode_session import make_session
     [
         ({"address": ""}, "ray.address must be null or not empty, got ''"),
         ({"cpus": -1.0}, "ray.cpus must be >= 0, got -1.0"),
-        ({"gpus": 0.0}, "ray.gpus must be > 0, got 0.0"),
+        ({"gpus": 0.0}, "ray.gpus must be > 0 or null, got 0.0"),
     ],
 )
 def test_bad_settings_name_the_key(values: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         Serve(ray=values)
+
+
+@pytest.mark.parametrize(
+    ("gpus", "num_devices", "given"), [(None, 1, 1), (0.5, 1, 0.5), (None, 4, 4), (4.0, 4, 4)]
+)
+def test_a_replica_gets_a_gpu_for_each_rank(
+    tmp_path: Any, gpus: float | None, num_devices: int, given: float
+) -> None:
+    executor = Fake(vocab_size=VOCAB)
+    executor.tensor_parallel = num_devices
+    session = make_session(tmp_path, clock=RealClock(), executor=executor)
+    session.hooks_again, session.device = dict, "cuda"  # type: ignore[assignment]
+    plan = plan_of(session, True, 0.25, "off")
+    assert RaySettings(gpus=gpus).gpus_for(plan) == given
+
+
+def test_fewer_gpus_than_ranks_are_refused(tmp_path: Any) -> None:
+    executor = Fake(vocab_size=VOCAB)
+    executor.tensor_parallel = 2
+    session = make_session(tmp_path, clock=RealClock(), executor=executor)
+    session.hooks_again, session.device = dict, "cuda"  # type: ignore[assignment]
+    session.replicas = 2
+    message = r"ray\.gpus must be >= 2 = executor\.tensor_parallel, or null, got 1\.5"
+    with pytest.raises(ConfigError, match=message):
+        Serve(lock="off", ray={"gpus": 1.5}).run(session)
 
 
 def test_without_ray_the_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
