@@ -40,9 +40,10 @@ class Desk:
         self._ids: dict[int, str] = {}
 
     def take(self, number: int, orders: Orders) -> None:
-        """Orders from the router; batches count from 0 and may come out of turn. One thread at a
-        time."""
-        self._early[number] = orders
+        """Orders from the router; batches count from 0 and may come out of turn, or twice. One
+        thread at a time."""
+        if number >= self._next:
+            self._early[number] = orders
         while (due := self._early.pop(self._next, None)) is not None:
             self._next += 1
             self._inbox.put(due)

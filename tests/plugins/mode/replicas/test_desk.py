@@ -36,6 +36,14 @@ def test_batches_that_come_out_of_turn_are_read_in_turn(desk):
     assert names == ["r0", "r1", "r2", "r1"]
 
 
+def test_a_batch_that_comes_twice_is_read_once(desk):
+    batch = orders(Ask(0, 1, ask("a")))
+    for _ in range(2):
+        desk.take(0, batch)
+    assert [item.request_id for item in desk.poll(0.0)] == ["a"]
+    assert not desk._early
+
+
 def test_times_move_by_the_same_amount_for_a_whole_batch(desk):
     first = dataclasses.replace(ask("a"), arrival_s=1000.0, deadline_s=1005.0)
     second = dataclasses.replace(ask("b"), arrival_s=1000.0 + 1e-6)
