@@ -68,7 +68,7 @@ class TorchRunner:
         self._graphs = graphs
         self._record_plan = record_plan
         require(tensor_parallel >= 1, FIELD, ">= 1", tensor_parallel)
-        self._tensor_parallel = tensor_parallel
+        self.tensor_parallel = tensor_parallel
         self._keeps = False
         self._kept: BuiltExecutor | None = None
 
@@ -90,11 +90,11 @@ class TorchRunner:
             return kept
         del kept  # with its memory, before the next model is loaded
         executor: BuiltExecutor
-        if self._tensor_parallel > 1:
+        if self.tensor_parallel > 1:
             # Imported here: one device needs no torch.distributed.
             from plugins.executor.parallel_executor import lead
 
-            executor = lead(self, query, self._tensor_parallel, self._num_threads is None)
+            executor = lead(self, query, self.tensor_parallel, self._num_threads is None)
         else:
             model: Model = query.model()
             check_shards(model, 1)

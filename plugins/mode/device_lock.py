@@ -1,12 +1,12 @@
-"""One engine a device in real time: two at once would measure each other."""
+"""One engine in real time on a device, or on each that it needs: two would measure each other."""
 
 import fcntl
 import os
 import re
 import sys
 import tempfile
-from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -24,11 +24,34 @@ def check_lock(lock: str) -> None:
 
 
 def lock_of(session: Session, lock: str) -> AbstractContextManager[Any]:
-    """The lock of the session's device: fail at once if it is held, wait for it, or off. Under a
+    """The locks of the session's devices: fail at once if one is held, wait for it, or off. Under a
     virtual clock nothing runs on a device, and nothing is locked."""
     if lock == "off" or not isinstance(session.clock, RealClock):
         return nullcontext()
-    return device_lock(session.device, lock == "wait")
+    return device_locks(devices_of(session.device, num_devices(session)), lock == "wait")
+
+
+def num_devices(session: Session) -> int:
+    """Devices that compute together in its engine, by the executor's plugin: `tensor_parallel`."""
+    hooks = session.hooks
+    plugin = hooks.registered[hooks.in_charge()["build_executor"]].plugin
+    return int(getattr(plugin, "tensor_parallel", 1))
+
+
+def devices_of(device: str, count: int) -> list[str]:
+    """Of an engine on `count` of them: device r for rank r; on a CPU all ranks are on that one."""
+    kind = device.partition(":")[0]
+    return [device] if count == 1 or kind == "cpu" else [f"{kind}:{rank}" for rank in range(count)]
+
+
+@contextmanager
+def device_locks(devices: Sequence[str], wait: bool) -> Iterator[list[Path]]:
+    """Hold device_lock of each, in one order for all processes: none waits for one that waits for
+    it, whatever order its devices are visible in."""
+    by_name = {physical_name(device): device for device in devices}
+    with ExitStack() as stack:
+        locks = [device_lock(by_name[name], wait) for name in sorted(by_name)]
+        yield [stack.enter_context(lock) for lock in locks]
 
 
 @contextmanager

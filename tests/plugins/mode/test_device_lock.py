@@ -10,7 +10,16 @@ from pathlib import Path
 import pytest
 
 from core.errors import ConfigError
-from plugins.mode.device_lock import device_lock, physical_name
+from plugins.executor.torch_runner import TorchRunner
+from plugins.mode.device_lock import (
+    device_lock,
+    device_locks,
+    devices_of,
+    lock_of,
+    physical_name,
+)
+from plugins.shared.clocks import RealClock
+from tests.plugins.mode.mode_session import make_session
 
 HOLD = """
 import sys
@@ -87,6 +96,50 @@ def test_lock_is_released_after_an_error() -> None:
 def test_lock_file_serves_every_user(tmp_path: Path) -> None:
     with device_lock("cpu", wait=False) as path:
         assert path.stat().st_mode & 0o777 == 0o666
+
+
+def test_every_device_of_an_engine_is_locked_and_no_other(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "5,1,3")
+    runner = TorchRunner(tensor_parallel=2)
+    session = make_session(tmp_path, clock=RealClock(), executor=runner)
+    session.device = "cuda"
+    with lock_of(session, "fail") as paths:
+        assert [path.name for path in paths] == [f"tritium-bench-cuda-{n}.lock" for n in (1, 5)]
+        for device in ("cuda:0", "cuda:1"):
+            with (
+                pytest.raises(ConfigError, match=f"{device} is in use by process {os.getpid()}"),
+                device_lock(device, wait=False),
+            ):
+                pass
+        with device_lock("cuda:2", wait=False):
+            pass
+    assert [path.read_text() for path in paths] == ["", ""]
+
+
+def test_a_held_device_among_several_lets_the_others_go() -> None:
+    devices = devices_of("cuda", 3)
+    assert devices == ["cuda:0", "cuda:1", "cuda:2"]
+    with device_lock("cuda:1", wait=False):
+        with pytest.raises(ConfigError, match="cuda:1 is in use"), device_locks(devices, False):
+            pass
+        with device_locks(["cuda:2", "cuda:0"], wait=False):
+            pass
+
+
+def test_ranks_on_a_cpu_share_its_lock() -> None:
+    assert devices_of("cpu", 4) == ["cpu"]
+    assert devices_of("cuda:3", 1) == ["cuda:3"]
+
+
+def test_devices_that_cannot_be_told_apart_are_locked_once(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The executor refuses what is not there; a lock must not wait for itself."""
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "1")
+    with device_locks(devices_of("cuda", 2), wait=True) as paths:
+        assert [path.name for path in paths] == ["tritium-bench-cuda-1.lock"]
 
 
 @pytest.mark.parametrize(
