@@ -21,6 +21,7 @@ from plugins.mode.replicas.plan import Plan
 RETRY_S = 1.0  # until a replica that could not be built is started anew
 STOP_S = 10.0  # for engines to end
 REACH_S = 5.0
+RETRIES = 3
 # How long Ray waits for details of a death before it tells of it: streams stand still meanwhile.
 DEATHS = {"timeout_ms_task_wait_for_death_info": 100}
 logger = logging.getLogger(__name__)
@@ -76,7 +77,10 @@ class RaySettings:
         require(self.gpus is None or self.gpus > 0, "ray.gpus", "> 0 or null", self.gpus)
 
     def gpus_for(self, plan: Plan) -> float:
-        """Ray's GPUs for one of its replicas. Raises ConfigError for fewer than it computes on."""
+        """Ray's GPUs for one of its replicas, on a CPU none. Raises ConfigError for fewer than it
+        computes on."""
+        if plan.device == "cpu":
+            return 0.0
         count = plan.num_devices
         holds = self.gpus is None or count == 1 or self.gpus >= count
         require(holds, "ray.gpus", f">= {count} = executor.tensor_parallel, or null", self.gpus)
@@ -136,11 +140,10 @@ class RayFleet:
         share = max((cores or 1) // num, 1) if local else 1
         options: dict[str, Any] = {
             "num_cpus": share if settings.cpus is None else settings.cpus,
+            "num_gpus": gpus,
             "max_restarts": -1,
             "max_concurrency": THREADS,
         }
-        if plan.device == "cuda":
-            options["num_gpus"] = gpus
         actor = self._ray.remote(Replica)
         self._actors = {
             name: actor.options(name=f"{plan.folder.name}-{name}", **options).remote(plan, name)
@@ -167,7 +170,9 @@ class RayFleet:
         number = self._sent[birth] = self._sent.get(birth, -1) + 1
         body = pickle.dumps(Orders(time.perf_counter(), orders), pickle.HIGHEST_PROTOCOL)
         try:
-            self._actors[replica].take.remote(birth, number, body)
+            # Tried again where a connection broke: a replica takes a batch once.
+            take = self._actors[replica].take.options(max_task_retries=RETRIES)
+            take.remote(birth, number, body)
         except self._ray.exceptions.RayError as error:  # its thread hears of it, too
             logger.warning("replica %s takes nothing: %s", replica, _first_line(error))
 

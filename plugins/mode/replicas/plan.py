@@ -29,7 +29,7 @@ class Plan:
     warmup: bool
     report_s: float
     lock: str
-    num_devices: int = 1
+    num_devices: int
 
     def session(self) -> Session:
         """A session with plugins of its own."""

@@ -2,19 +2,20 @@
 
 import importlib
 import socket
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from core.errors import ConfigError
-from plugins.executor.fake import Fake
+from plugins.executor.torch_runner import TorchRunner
 from plugins.mode.replicas import fleet
 from plugins.mode.replicas.fleet import Came, Mailbox, RaySettings
 from plugins.mode.replicas.plan import plan_of
 from plugins.mode.serve import Serve
 from plugins.router.earliest_start import EarliestStart
 from plugins.shared.clocks import RealClock
-from tests.plugins.mode.mode_session import VOCAB, make_session
+from tests.plugins.mode.mode_session import make_session
 
 
 @pytest.mark.parametrize(
@@ -30,29 +31,54 @@ def test_bad_settings_name_the_key(values: dict[str, Any], message: str) -> None
         Serve(ray=values)
 
 
+class AskedError(Exception):
+    """What Ray was asked for."""
+
+
+def started(
+    folder: Any, monkeypatch: pytest.MonkeyPatch, device: str, num_ranks: int, gpus: float | None
+) -> None:
+    """Replicas of an executor of so many ranks; raises AskedError before there is one."""
+
+    def ask(**options: Any) -> None:
+        raise AskedError(options)
+
+    ray = SimpleNamespace(remote=lambda _: SimpleNamespace(options=ask))
+    monkeypatch.setattr(fleet, "_import_ray", lambda: ray)
+    monkeypatch.setattr(fleet, "_connect", lambda *_: None)
+    executor = TorchRunner(tensor_parallel=num_ranks)
+    session = make_session(folder, clock=RealClock(), executor=executor)
+    session.hooks_again, session.device = (lambda: session.hooks), device
+    fleet.RayFleet(plan_of(session, True, 0.25, "off"), 2, RaySettings(gpus=gpus))
+
+
 @pytest.mark.parametrize(
-    ("gpus", "num_devices", "given"), [(None, 1, 1), (0.5, 1, 0.5), (None, 4, 4), (4.0, 4, 4)]
+    ("device", "num_ranks", "gpus", "given"),
+    [
+        ("cuda", 1, None, 1),
+        ("cuda", 1, 0.5, 0.5),
+        ("cuda", 4, None, 4),
+        ("cuda", 2, 3.0, 3),
+        ("cpu", 2, 1.0, 0),
+    ],
 )
 def test_a_replica_gets_a_gpu_for_each_rank(
-    tmp_path: Any, gpus: float | None, num_devices: int, given: float
+    tmp_path: Any,
+    monkeypatch: pytest.MonkeyPatch,
+    device: str,
+    num_ranks: int,
+    gpus: float | None,
+    given: float,
 ) -> None:
-    executor = Fake(vocab_size=VOCAB)
-    executor.tensor_parallel = num_devices
-    session = make_session(tmp_path, clock=RealClock(), executor=executor)
-    session.hooks_again, session.device = dict, "cuda"  # type: ignore[assignment]
-    plan = plan_of(session, True, 0.25, "off")
-    assert RaySettings(gpus=gpus).gpus_for(plan) == given
+    with pytest.raises(AskedError) as caught:
+        started(tmp_path, monkeypatch, device, num_ranks, gpus)
+    assert caught.value.args[0]["num_gpus"] == given
 
 
-def test_fewer_gpus_than_ranks_are_refused(tmp_path: Any) -> None:
-    executor = Fake(vocab_size=VOCAB)
-    executor.tensor_parallel = 2
-    session = make_session(tmp_path, clock=RealClock(), executor=executor)
-    session.hooks_again, session.device = dict, "cuda"  # type: ignore[assignment]
-    session.replicas = 2
+def test_fewer_gpus_than_ranks_are_refused(tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     message = r"ray\.gpus must be >= 2 = executor\.tensor_parallel, or null, got 1\.5"
     with pytest.raises(ConfigError, match=message):
-        Serve(lock="off", ray={"gpus": 1.5}).run(session)
+        started(tmp_path, monkeypatch, "cuda", 2, 1.5)
 
 
 def test_without_ray_the_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
