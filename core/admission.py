@@ -56,7 +56,7 @@ class Admission:
         """The step has no page for an admission after all: it goes back to its place, unharmed."""
         self._state.wait(admitted.sequence)
         reason = "no page for its first tokens"
-        self._state.note(record, admitted.sequence, "unadmitted", CORE, reason)
+        record.note(admitted.sequence.key, "unadmitted", CORE, reason)
 
     def confirm(self, admitted: list[Admitted], record: StepRecord) -> None:
         """Write the admissions that stand into the records."""
@@ -74,7 +74,7 @@ class Admission:
             if request_record.admitted_s is None:
                 request_record.admitted_s = state.now_s
             kind, cached = "resumed" if resumed else "admitted", entry.cached_tokens
-            state.note(record, sequence, kind, entry.plugin, entry.reason, cached_tokens=cached)
+            record.note(sequence.key, kind, entry.plugin, entry.reason, cached_tokens=cached)
 
     def _refresh(self, record: StepRecord) -> None:
         state = self._state
@@ -92,10 +92,10 @@ class Admission:
         state = self._state
         if len(state.running) >= state.config.max_num_seqs:
             reason = f"all {state.config.max_num_seqs} slots (engine.max_num_seqs) are taken"
-            state.note(record, sequence, "refused", CORE, reason)
+            record.note(sequence.key, "refused", CORE, reason)
             return Verdict.WAIT
         if state.table.in_flight[sequence.slot]:
-            state.note(record, sequence, "refused", CORE, "its latest token is still in flight")
+            record.note(sequence.key, "refused", CORE, "its latest token is still in flight")
             return Verdict.WAIT
         look = state.memory.look(sequence)
         decision, plugin = AdmissionDecision(Verdict.SKIP, "a plugin failed over it"), CORE
@@ -110,7 +110,7 @@ class Admission:
             reason = f"no run of {look.pages_reserved} free pages among {free}"
             plugin, decision = CORE, AdmissionDecision(Verdict.WAIT, reason)
         kind = "refused" if decision.verdict is Verdict.WAIT else "skipped"
-        state.note(record, sequence, kind, plugin, decision.reason)
+        record.note(sequence.key, kind, plugin, decision.reason)
         if look.pages_reserved:
             unusable = state.memory.allocator.unusable_pages(look.pages_reserved)
             record.external_tokens = unusable * state.memory.page_size

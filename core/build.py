@@ -13,6 +13,7 @@ from core.memory import KVMemory
 from core.protocols import Allocator, Executor, Sink
 from core.state import EngineState
 from core.table import SequenceTable
+from core.waiting import WaitingQueue
 
 PROBE_TOKENS = 1 << 20  # a multiple of every page size: for an allocator asked for its page size
 MOST_PAGES = (1 << 31) - 1  # page ids are int32
@@ -55,20 +56,11 @@ def build_engine(
     table = SequenceTable(max_model_len)
     memory = KVMemory(allocator, prefix_cache, table, num_rows, max_model_len)
     executor.prepare(PoolLayout(allocator.num_pages + 1, *sizes))
-    state = EngineState(
-        config=config,
-        seed=seed,
-        hooks=hooks,
-        clock=clock,
-        table=table,
-        memory=memory,
-        predictor=hooks.build("build_length_predictor", queries.LengthPredictorQuery(seed)),
-        step_time=hooks.build("build_step_time_model", queries.StepTimeQuery(model)),
-        vocab_size=executor.vocab_size,
-        max_model_len=max_model_len,
-        model_end_tokens=executor.end_token_ids,
-        contains_faults=contains_faults,
-    )
+    predictor = hooks.build("build_length_predictor", queries.LengthPredictorQuery(seed))
+    step_time = hooks.build("build_step_time_model", queries.StepTimeQuery(model))
+    parts = config, seed, hooks, clock, table, WaitingQueue(table), memory, predictor, step_time
+    facts = executor.vocab_size, max_model_len, executor.end_token_ids, contains_faults
+    state = EngineState(*parts, *facts)
     return Engine(state, executor, sinks or [], record_rows)
 
 

@@ -4,7 +4,9 @@ Settling needs no token value of its launch: pages that a launch filled hold tok
 and a sequence whose limit is reached ends whatever its last token says. So memory moves at the same
 point of a step whether or not launches overlap: with forced lengths every decision is the same."""
 
-from dataclasses import dataclass
+from collections.abc import Collection
+from dataclasses import dataclass, field
+from itertools import product
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,6 +20,7 @@ from core.table import EndTokens, State
 
 Ids = NDArray[np.int64]
 Tokens = NDArray[np.int32]
+Got = tuple[Collection[Sequence], Tokens, int]  # whose tokens came, these, StepEvent.num_late
 
 
 @dataclass(slots=True, eq=False)
@@ -26,8 +29,10 @@ class InFlight:
 
     launch: Launch
     ids: Ids
+    ends: Tokens  # tokens that each row has computed after it
     record: StepRecord
-    first: LaunchResult | None = None  # of steps that went in one, committed before the last
+    first: Tokens | None = None  # of steps that went in one all but the last, committed before
+    unsampled: list[Sequence] = field(default_factory=list)  # who end with it, without a token
 
 
 class Committer:
@@ -41,13 +46,14 @@ class Committer:
         """Publish finished prompt pages, fork choices, release who reached their limit."""
         launch, ids, record = entry.launch, entry.ids, entry.record
         state, table = self._state, self._state.table
-        slots = ids & SLOT_MASK
+        slots, ends = ids & SLOT_MASK, entry.ends
         prompt, limit = table.prompt[slots], table.length_limit[slots]
-        ends = launch.first_positions + launch.num_tokens
         launched = table.known[slots] + table.in_flight[slots]
         # Who wants no token at all ends with its prompt.
         ending = (launched >= limit) & (launch.samples | (ends >= limit))
         filled = (launch.num_tokens > 1) | (ends == prompt)
+        if launch.each is not None and launch.num_decode_rows < len(ids):
+            self._publish_slices(launch, launch.each, ids)
         for index in (ending | filled).nonzero()[0].tolist():
             sequence = table.get(int(ids[index]))
             if sequence is None or table.state[sequence.slot] != State.RUNNING:
@@ -58,16 +64,33 @@ class Committer:
                 self._fork(sequence)
             if ending[index]:
                 record.duplicate_prefill_tokens += state.drain(sequence)
+                if not launch.samples[index]:
+                    entry.unsampled.append(sequence)
 
-    def take_in(
-        self, sampled: Ids, result: LaunchResult, step: int
-    ) -> tuple[NDArray[np.bool_], list[Sequence], Tokens]:
-        """Append the tokens that the sequences of these ids got from `step` on; returns which of
-        them still live, these, and their tokens [n, k]. Late ones of an ended one are dropped."""
-        table = self._state.table
-        ends_s = np.array([self._state.now_s]) if result.ends_s is None else result.ends_s
-        num, slots = len(ends_s), sampled & SLOT_MASK
-        alive, streams = table.id[slots] == sampled, result.tokens.reshape(len(sampled), num)
+    def _publish_slices(self, launch: Launch, each: Tokens, ids: Ids) -> None:
+        """What slices but the last filled, in order, as if each had been settled by itself."""
+        state, chunks = self._state, range(launch.num_decode_rows, len(ids))
+        slices = [(state.table.of(int(ids[row])), row) for row in chunks]
+        rows = [(sequence, row) for sequence, row in slices if state.may_cache(sequence)]
+        times = range(len(each) - 1) if len(rows) > 1 else (len(each) - 2,)
+        for time, (sequence, row) in product(times, rows):
+            computed = int(launch.first_positions[row] + each[time, row])
+            state.memory.publish(sequence, computed, int(launch.num_tokens[row]))
+
+    def take_first(self, entry: InFlight, result: LaunchResult) -> None:
+        """The tokens of steps that went in one, all but the last: nobody ends before it."""
+        ids, ends_s = entry.ids[: entry.launch.num_decode_rows], result.ends_s
+        assert ends_s is not None, "the first of two results has a time for each step"
+        entry.first = result.tokens.reshape(len(ids), len(ends_s))
+        self._take_in(ids, entry.first, ends_s, entry.record.step)
+
+    def _take_in(
+        self, sampled: Ids, streams: Tokens, ends_s: NDArray[np.float64], step: int
+    ) -> tuple[NDArray[np.bool_], list[Sequence]]:
+        """Append the tokens [n, k] that the sequences of these ids got from `step` on; returns
+        which of them still live, and these. Late tokens of an ended one are dropped."""
+        table, num, slots = self._state.table, len(ends_s), sampled & SLOT_MASK
+        alive = table.id[slots] == sampled
         if np.count_nonzero(alive) < len(alive):
             slots, streams = slots[alive], streams[alive]
         sequences = list(map(table.at, slots.tolist()))
@@ -75,47 +98,52 @@ class Committer:
         table.in_flight[slots] -= num
         table.last_token[slots] = streams[:, -1]
         table.recent.append(slots, sequences, streams, ends_s, np.arange(step, step + num))
-        return alive, sequences, streams
+        return alive, sequences
 
-    def commit(self, entry: InFlight, result: LaunchResult) -> tuple[list[Sequence], Tokens]:
-        """End who failed, append the sampled tokens, end who is done; returns whose tokens came and
-        the tokens, with those that came first. A preempted one keeps its own."""
+    def commit(self, entry: InFlight, result: LaunchResult) -> Got:
+        """End who failed, append the sampled tokens, end who is done; returns what came of all its
+        steps. A preempted one keeps its own."""
         state, table = self._state, self._state.table
-        launch, ids, record, first = entry.launch, entry.ids, entry.record, entry.first
+        launch, ids, record = entry.launch, entry.ids, entry.record
         sampled = ids[launch.samples]
         for row, error in result.errors.items():
-            position = int(launch.first_positions[row] + launch.num_tokens[row])
+            position = int(entry.ends[row])
             # What it published may be as wrong as its logits: settling does not wait for these.
             for choice in self.fail(int(ids[row]), f"at position {position}: {error}", record):
                 state.memory.forget(choice)
         self._prompt_logprobs(launch, ids, result)
-        if len(sampled) < len(ids):
-            self._end_unsampled(ids[~launch.samples], record)
-        step = record.step + record.steps - (1 if first is not None else launch.repeats)
-        alive, sequences, streams = self.take_in(sampled, result, step)
-        if launch.repeats > 1 and first is None:  # pages hold tokens of this launch
-            self.settle(entry)
+        step, now_s = record.step + record.steps - 1, np.array([state.now_s])
+        alive, sequences = self._take_in(sampled, result.tokens[:, None], now_s, step)
         for place, scores in result.logprobs.items():
             if alive[place]:
                 table.at(int(sampled[place]) & SLOT_MASK).record.logprobs.append(scores)
-        self._finish(sequences, (sampled & SLOT_MASK)[alive], streams[:, -1], record)
-        if first is not None:
-            before = first.tokens.reshape(len(sampled), -1)[alive]
-            streams = np.concatenate((before, streams), axis=1)
-        record.sampled_tokens = streams.size
-        return sequences, streams.ravel()
+        tokens, num_late = result.tokens[alive], 0
+        self._finish(sequences, (sampled & SLOT_MASK)[alive], tokens, record)
+        for sequence in entry.unsampled:  # the log-probabilities of its prompt are in
+            if table.get(sequence.id) is sequence:
+                record.note(sequence.key, "finished", CORE, FinishReason.length.value)
+                state.finish(sequence, FinishReason.length)
+        if entry.first is not None:
+            first = entry.first[alive[: len(entry.first)]]
+            num_late, latest = len(tokens) - len(first), tokens[: len(first), None]
+            both = np.concatenate((first, latest), axis=1)
+            tokens = np.concatenate((both.ravel(), tokens[len(first) :]))
+        record.sampled_tokens = len(tokens)
+        return sequences, tokens, num_late
 
     def _finish(
         self, sequences: list[Sequence], slots: Ids, tokens: Tokens, record: StepRecord
     ) -> None:
         """End who is done with its latest token; who waits has a new one."""
         state, table = self._state, self._state.table
-        stops = self._stops(sequences, slots, tokens)
-        for index in (stops | (table.state[slots] == State.DRAINING)).nonzero()[0].tolist():
+        states, stops = table.state[slots], self._stops(sequences, slots, tokens)
+        if np.count_nonzero((states == State.RUNNING) & ~stops) == len(states):
+            return
+        for index in (stops | (states == State.DRAINING)).nonzero()[0].tolist():
             sequence = sequences[index]
             reason = FinishReason.stop if stops[index] else sequence.ending
             if reason is not FinishReason.capacity:
-                state.note(record, sequence, "finished", CORE, reason.value)
+                record.note(sequence.key, "finished", CORE, reason.value)
             state.finish(sequence, reason, sequence.error if not stops[index] else "")
         for index in (table.state[slots] == State.WAITING).nonzero()[0].tolist():
             state.waiting.touch(sequences[index].id)
@@ -127,19 +155,10 @@ class Committer:
             return []
         live = state.live[sequence.request.request_id]
         message = f"request {sequence.request.request_id!r} {error}"
-        state.note(record, sequence, "finished", CORE, message)
+        record.note(sequence.key, "finished", CORE, message)
         choices = list(live.sequences)
         state.end(live, FinishReason.error, message)
         return choices
-
-    def _end_unsampled(self, ids: Ids, record: StepRecord) -> None:
-        """Requests that want no token end when the log-probabilities of their prompt are in."""
-        state, table = self._state, self._state.table
-        slots = ids & SLOT_MASK
-        drained = (table.id[slots] == ids) & (table.state[slots] == State.DRAINING)
-        for slot in slots[drained & (table.in_flight[slots] == 0)].tolist():
-            state.note(record, table.at(slot), "finished", CORE, FinishReason.length.value)
-            state.finish(table.at(slot), FinishReason.length)
 
     def _stops(self, sequences: list[Sequence], slots: Ids, tokens: Tokens) -> NDArray[np.bool_]:
         kinds = self._state.table.end_tokens[slots]

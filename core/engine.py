@@ -6,10 +6,9 @@ from threading import Lock
 from time import perf_counter
 
 import numpy as np
-from numpy.typing import NDArray
 
 from core.clock import Clock
-from core.commit import Committer, InFlight
+from core.commit import Committer, Got, InFlight
 from core.errors import EngineStoppedError, LaunchError, PolicyError
 from core.hooks import Hooks
 from core.invariants import check_invariants
@@ -19,9 +18,10 @@ from core.planner import Planner, Rows
 from core.protocols import Executor, Sink
 from core.queries import RequestEvent, StepEvent
 from core.records import RequestRecord, StepRecord
-from core.request import FinishReason, Request, Sequence
+from core.request import FinishReason, Request
 from core.state import EngineState
 
+_NONE = np.empty(0, np.int32)
 MAX_IDLE_STEPS = 8  # steps in a row in which an idle engine may refuse everyone who waits
 
 
@@ -95,8 +95,7 @@ class Engine:
 
     def step(self, until_s: float = 0.0) -> StepEvent | None:
         """One iteration. With overlap the event is the previous launch's. None: nothing to tell.
-        until_s: nobody else comes before, whoever ends; in simulated time steps that only decode
-        may go in one.
+        until_s: nobody else comes before, whoever ends; in simulated time steps may go in one.
 
         A launch that cannot be made (LaunchError) fails its requests and no others. What else the
         executor raises ends every request with that reason, tokens in flight are dropped, and the
@@ -104,14 +103,14 @@ class Engine:
         self._require_executor()
         if self._unsent is not None:
             record, self._unsent = self._unsent, None
-            return self._emit(record, [], np.empty(0, np.int32))
-        state, watch = self.state, Stopwatch()
+            return self._emit(record)
+        state, since = self.state, perf_counter()
         state.now_s = state.clock.now()
         record = StepRecord(self.steps, state.now_s)
         self._drain()
         rows = self._planner.plan(record, until_s)
-        watch.lap(record, "plan")
-        launched = rows is not None and self._launch(rows, record, watch)
+        since = record.lap("plan", since)
+        launched = rows is not None and self._launch(rows, record, since)
         self._check_progress(rows is not None, record)
         event = self._after_launch(launched, record)
         self.steps += record.steps
@@ -123,13 +122,14 @@ class Engine:
         """Release the executor's device."""
         self.executor.close()
 
-    def _launch(self, rows: Rows, record: StepRecord, watch: "Stopwatch") -> bool:
+    def _launch(self, rows: Rows, record: StepRecord, since: float) -> bool:
         """Whether the launch of `rows` is on its way; else its requests have ended."""
         state = self.state
         launch, rows = self._packer.pack(rows, record)
-        entry = InFlight(launch, state.table.id[rows.slots], record)
+        ends = launch.first_positions + rows.total
+        entry = InFlight(launch, state.table.id[rows.slots], ends, record)
         listed = self._list_rows(rows) if self.record_rows else []
-        watch.lap(record, "pack")
+        since = record.lap("pack", since)
         try:
             self.executor.launch(launch)
         except LaunchError as error:
@@ -145,7 +145,7 @@ class Engine:
         self._packer.account(launch, rows, record)
         record.num_rows, record.rows = len(rows.slots), listed
         record.launched_s = state.clock.now()
-        watch.lap(record, "launch")
+        record.lap("launch", since)
         self._measure(record)
         self._in_flight.append(entry)
         return True
@@ -162,7 +162,7 @@ class Engine:
             state.end(live, FinishReason.error, self._stopped)
         self._in_flight.clear()
         state.memory.collected(self._packer.next_id)
-        self._emit(record, [], np.empty(0, np.int32))
+        self._emit(record)
 
     def _require_executor(self) -> None:
         if self._stopped:
@@ -171,54 +171,49 @@ class Engine:
     def _after_launch(self, launched: bool, record: StepRecord) -> StepEvent | None:
         """Settle the new launch, commit the oldest, in the order that core/commit.py explains."""
         overlap = self.state.config.overlap and launched
-        if launched and not overlap and record.steps == 1:
+        if launched and not overlap:
             self._settle(self._in_flight[-1])
         due = len(self._in_flight) > 1 or (self._in_flight and not overlap)
         event = self._commit(self._in_flight.popleft()) if due else None
-        if launched and overlap:
-            if record.steps > 1:
-                self._commit_all_but_last(self._in_flight[-1])
+        if overlap:
             self._settle(self._in_flight[-1])
         if not launched and (record.choices or self.state.ended):
             self._measure(record)
             if event is not None:
                 self._unsent = record
             else:
-                event = self._emit(record, [], np.empty(0, np.int32))
+                event = self._emit(record)
         return event
 
     def _settle(self, entry: InFlight) -> None:
-        watch = Stopwatch()
+        since = perf_counter()
+        if entry.record.steps > 1:
+            result = self._collect(entry)
+            since = entry.record.lap("collect", since)
+            self._committer.take_first(entry, result)
         self._committer.settle(entry)
-        watch.lap(entry.record, "commit")
-
-    def _commit_all_but_last(self, entry: InFlight) -> None:
-        """Of steps that went in one, while the last is in flight: nobody ends before it."""
-        watch = Stopwatch()
-        entry.first = self._collect(entry, watch)
-        self._committer.take_in(entry.ids, entry.first, entry.record.step)
-        watch.lap(entry.record, "commit")
+        entry.record.lap("commit", since)
 
     def _commit(self, entry: InFlight) -> StepEvent:
-        watch = Stopwatch()
-        result = self._collect(entry, watch)
+        since, record = perf_counter(), entry.record
+        result = self._collect(entry)
+        since = record.lap("collect", since)
         self.state.memory.collected(result.launch_id)
-        entry.record.graph_rows, entry.record.attention = result.graph_rows, result.attention
-        sequences, tokens = self._committer.commit(entry, result)
-        watch.lap(entry.record, "commit")
-        event = self._emit(entry.record, sequences, tokens)
-        watch.lap(entry.record, "observers")
+        record.graph_rows, record.attention = result.graph_rows, result.attention
+        committed = self._committer.commit(entry, result)
+        since = record.lap("commit", since)
+        event = self._emit(record, committed)
+        record.lap("observers", since)
         return event
 
-    def _collect(self, entry: InFlight, watch: "Stopwatch") -> LaunchResult:
+    def _collect(self, entry: InFlight) -> LaunchResult:
         try:
             result = self.executor.collect()
         except Exception as error:
             self._stop(error, entry.record)
             raise
-        watch.lap(entry.record, "collect")
-        if result.launch_id != entry.launch.launch_id:
-            raise AssertionError(f"collected {result.launch_id}, expected {entry.launch.launch_id}")
+        expected = entry.launch.launch_id
+        assert result.launch_id == expected, f"collected {result.launch_id}, not {expected}"
         self.state.now_s = self.state.clock.now()
         return result
 
@@ -252,7 +247,7 @@ class Engine:
 
     def _list_rows(self, rows: Rows) -> list[tuple[str, int, int]]:
         sequences = map(self.state.table.at, rows.slots.tolist())
-        return [(*s.key, n) for s, n in zip(sequences, rows.num_tokens.tolist(), strict=True)]
+        return [(*s.key, n) for s, n in zip(sequences, rows.total.tolist(), strict=True)]
 
     def _measure(self, record: StepRecord) -> None:
         state, ledger = self.state, self.state.memory.ledger
@@ -265,15 +260,13 @@ class Engine:
         record.pages_evicted, state.memory.pages_evicted = state.memory.pages_evicted, 0
         shared_twice = ledger.request_refs - ledger.num_request
         private = table.computed[running] - table.pages_shared[running] * size
-        record.used_tokens = int(private.sum()) - shared_twice * size
+        record.used_tokens = int(np.add.reduce(private)) - shared_twice * size
 
-    def _emit(
-        self, record: StepRecord, sequences: list[Sequence], tokens: NDArray[np.int32]
-    ) -> StepEvent:
+    def _emit(self, record: StepRecord, got: Got = ((), _NONE, 0)) -> StepEvent:
         record.end_s = self.state.now_s
         ended, self.state.ended = self.state.ended, []
-        rows = [sequence.key for sequence in sequences]
-        event = StepEvent(record, rows, tokens, tuple([live.record for live in ended]))
+        rows, finished = [sequence.key for sequence in got[0]], [live.record for live in ended]
+        event = StepEvent(record, rows, got[1], tuple(finished), got[2])
         for sink in self.sinks:
             sink.step(record)
             for live in ended:
@@ -283,16 +276,3 @@ class Engine:
             with self.state.contained(live.request.request_id):
                 self.hooks.notify("on_request_finished", RequestEvent(live.request, live.record))
         return event
-
-
-class Stopwatch:
-    """Host time of a step's parts, in microseconds."""
-
-    def __init__(self) -> None:
-        self._last = perf_counter()
-
-    def lap(self, record: StepRecord, part: str) -> None:
-        """Book the time since the last lap under `part`."""
-        now = perf_counter()
-        record.host_us[part] = record.host_us.get(part, 0.0) + (now - self._last) * 1e6
-        self._last = now

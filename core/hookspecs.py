@@ -2,12 +2,12 @@
 
 `decide_*`: once a step or a request, unless memory forces a new plan; a frozen query in, a decision
 or None out (None: the next plugin is asked, last the default). `build_*`: once a run; the object is
-kept and called directly. `on_*`: every plugin is called; nothing is returned. The core checks every
+kept and called directly. `on_*`: every plugin is called; nothing is returned. The core checks each
 decision and alone changes state.
 
-In simulated time steps that only decode may go in one, if each plugin with decide_batch or on_step
-has `steady = True`: while all who run have one token to compute and nobody comes or goes, it
-chooses them all, whatever their lengths and the time; and it takes records of several steps."""
+In simulated time steps may go in one, if each plugin with decide_batch or on_step has `steady =
+True`: while all who run have one token to compute and nobody comes or goes, it chooses them all at
+any time (BatchDecision.holds tells of other steps); and it takes records of several steps."""
 
 from typing import Any
 
@@ -39,9 +39,8 @@ class HookSpecs:
     @hookspec(firstresult=True)
     def decide_batch(self, query: queries.BatchQuery) -> queries.BatchDecision | None:
         """The step's rows: which requests compute how many tokens. Asked once a step with someone
-        running, and again, with `replanning`, each time that the choice did not fit memory and
-        others gave way. Checked: known distinct ids, 1 <= tokens <= remaining, the sum within
-        token_limit, at least one row."""
+        running, and again, with `replanning`, each time that the choice did not fit. Checked:
+        known distinct ids, 1 <= tokens <= remaining, the sum within token_limit, at least a row."""
 
     @hookspec(firstresult=True)
     def decide_preemption(
@@ -68,8 +67,8 @@ class HookSpecs:
         """The index of reusable pages. Checked in strict mode: its pages and locks."""
 
     @hookspec(firstresult=True)
-    def build_evictor(self, query: queries.EvictorQuery) -> protocols.Evictor | None:
-        """Which unlocked leaf of the prefix cache goes first."""
+    def build_evictor(self, query: queries.EvictorQuery) -> Any:
+        """Which unlocked leaf of the prefix cache goes first: plugins.shared.cache_protocols."""
 
     @hookspec(firstresult=True)
     def build_length_predictor(
@@ -78,8 +77,8 @@ class HookSpecs:
         """Expected output lengths, for every other policy."""
 
     @hookspec(firstresult=True)
-    def build_step_time_model(self, query: queries.StepTimeQuery) -> protocols.StepTimeModel | None:
-        """How long a step will take, for policies that weigh time; the core never asks it."""
+    def build_step_time_model(self, query: queries.StepTimeQuery) -> Any:
+        """How long a step will take, for policies that weigh time: plugins.shared.step_time."""
 
     @hookspec(firstresult=True)
     def build_model(self, query: queries.ModelQuery) -> Any:

@@ -9,6 +9,7 @@ from numpy.typing import NDArray
 from core.request import SamplingParams
 
 Int32 = NDArray[np.int32]
+Int64 = NDArray[np.int64]
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,9 +54,10 @@ class Launch:
     samples: bool [num_rows]: the row ends at its last known token and yields one new token, drawn
     for output position first_position + num_tokens - prompt_len. num_decode_rows: rows [0,
     num_decode_rows) have one token each. table_updates: int32 [num_updates, 3] of (row, page index,
-    page id), applied after `setups`, before use. repeats: rows of one token run so many times, each
-    time a token further, until ends_s as its `forecast` said; above 1 only for an executor with
-    one. With engine.overlap it has two results: of all times but the last, and of the last."""
+    page id), applied after `setups`, before use. each int32
+    [times, num_rows], ends_s: only for an executor whose `forecast` told them: it runs several
+    times, until a row has computed so many tokens. It has two results then: of the one-token rows,
+    which sample each time, all times but the last; and of the last, where only a prompt may end."""
 
     launch_id: int
     row_ids: Int32
@@ -67,8 +69,18 @@ class Launch:
     num_decode_rows: int
     table_updates: Int32
     setups: tuple[RowSetup, ...]
-    repeats: int = 1
+    each: Int32 | None = None
     ends_s: NDArray[np.float64] | None = None
+
+
+def reads(first: Int32, each: Int32) -> tuple[Int64, Int64, Int64]:
+    """kv_tokens, attended (see StepRecord) and tokens, int64 [times], of rows that start at `first`
+    and have computed so many tokens after each time."""
+    tokens, ends = each.astype(np.int64), first + each
+    tokens[1:] -= each[:-1]
+    # A row's new tokens attend to end - tokens + 1 .. end tokens.
+    attended = (tokens * (2 * ends - tokens + 1)).sum(axis=1) // 2
+    return ends.sum(axis=1), attended, tokens.sum(axis=1)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -84,8 +96,8 @@ class TokenLogprobs:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class LaunchResult:
-    """What a launch yielded. tokens int32 [samples.sum()], in row order; if it repeats, k of each
-    row, got at ends_s [k].
+    """What a launch yielded. tokens int32 [samples.sum()], in row order; the first result of one
+    that repeats has k of each one-token row, got at ends_s [k].
 
     errors: row index in the launch -> why its logits hold no token; its request fails, and nothing
     else of that row counts. logprobs: index into tokens -> entry, for rows that asked.

@@ -69,7 +69,7 @@ class PageLedger:
         self._require(pages, PageClass.REQUEST, "the cache took")
         self.classes[pages] = PageClass.TREE
         self.num_tree += len(pages)
-        self.request_refs -= int(self.refs[pages].sum())
+        self.request_refs -= int(np.add.reduce(self.refs[pages]))
 
     def from_tree(self, pages: Pages) -> Pages:
         """The cache dropped `pages`; returns those that became FREE. Users keep theirs."""

@@ -15,6 +15,7 @@ from core.request import Sequence
 from core.table import SequenceTable
 
 Slots = NDArray[np.int64]
+Int32 = NDArray[np.int32]
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,6 +54,7 @@ class KVMemory:
         self.max_pages = self.pages_for(max_model_len)
         self.page_table = np.zeros((num_rows, self.max_pages), np.int32)
         self.pages_sent = np.zeros(num_rows, np.int32)  # entries of a row the device has
+        self.opened: set[int] = set()  # slots of rows that no launch has set up
         self.pages_evicted = 0
         self._table = table
         self._free_rows = list(range(num_rows - 1, -1, -1))
@@ -88,7 +90,7 @@ class KVMemory:
         if self.uses_cache(sequence):
             limit = (known - 1) // self.page_size
             keys = self._keys(sequence, known)[:limit]
-            tokens = self._table.token_array(sequence)[: limit * self.page_size]
+            tokens = self._table.token_array(sequence, 0, limit * self.page_size)
             match = self.cache.match(keys, tokens, sequence.request.namespace)
             cached = len(match.pages)
         longest = int(self._table.prompt[sequence.slot] + self._table.max_output[sequence.slot]) - 1
@@ -138,23 +140,23 @@ class KVMemory:
         needed: NDArray[np.int32] = -(-ends // self.page_size) - self._table.pages_held[slots]
         return np.maximum(needed, 0)
 
-    def grow(self, slots: Slots, num_tokens: NDArray[np.int32], repeats: int = 1) -> list[float]:
-        """Append the pages that `slots` lack for `num_tokens` more, so many times; the supply must
-        hold them. Evicts for each time by itself, as if one came after the other. Returns pages
-        taken after a time, and how many of those were free until then: means over the times."""
-        later, counts = [0.0, 0.0], self.pages_short(slots, num_tokens * np.int32(repeats))
+    def grow(self, slots: Slots, num_tokens: Int32, each: Int32 | None = None) -> list[float]:
+        """Append the pages that `slots` lack for `num_tokens` more, the supply must hold them. each
+        [steps, n]: tokens after each of several steps, for which they are evicted one by one.
+        Returns pages taken after a step, and how many of those were free until then: means."""
+        later, counts = [0.0, 0.0], self.pages_short(slots, num_tokens)
         growing = counts.nonzero()[0]
         if len(growing) == 0:
             return later
         slots, counts = slots[growing], counts[growing]
         last = np.add.accumulate(counts)
         total = int(last[-1])
-        if repeats > 1:
-            num_tokens = num_tokens[growing] * np.arange(1, repeats + 1)[:, None]
-            totals = self.pages_short(slots, num_tokens).sum(axis=1).tolist()
-            free = [max(self.ledger.num_free - taken, 0) for taken in totals]
-            later = [total - sum(totals) / repeats, sum(free) / repeats - free[-1]]
-            self._evict(totals)
+        if each is not None:
+            taken = np.add.reduce(self.pages_short(slots, each[:, growing]), axis=1)
+            left = np.maximum(self.ledger.num_free - taken, 0)
+            means = [float(np.add.reduce(one)) / len(each) for one in (taken, left)]
+            later = [total - means[0], means[1] - int(left[-1])]
+            self._evict([total] if self.cache.evicts_evenly else taken.tolist())
         pages = self._allocate(total)
         if pages is None:
             raise InvariantError(f"{total} pages not to be had from a supply of {self.supply}")
@@ -165,28 +167,49 @@ class KVMemory:
         self._table.pages_held[slots] = held + counts
         return later
 
-    def publish(self, sequence: Sequence) -> int:
-        """Offer the whole computed pages to the cache; returns tokens that were computed in vain
-        because another sequence had published the same pages meanwhile."""
-        slot = sequence.slot
-        computed = int(self._table.computed[slot])
-        num_pages = min(computed // self.page_size, sequence.cacheable or 0)
+    def publish(self, sequence: Sequence, computed: int | None = None, each: int = 0) -> int:
+        """Offer the whole pages of so many tokens, all that are computed if not given, to the
+        cache; each: as if they came in slices of so many tokens. Returns tokens that were computed
+        in vain because another sequence had published the same pages meanwhile."""
+        slot, size = sequence.slot, self.page_size
+        num_tokens = int(self._table.computed[slot]) if computed is None else computed
+        num_pages = min(num_tokens // size, sequence.cacheable or 0)
         before = int(self._table.pages_published[slot])
         if sequence.row is None or num_pages <= before:
             return 0
-        keys = self._keys(sequence, num_pages * self.page_size)[:num_pages]
-        tokens = self._table.token_array(sequence)[: num_pages * self.page_size]
-        pages = self.pages_of(sequence)[:num_pages]
-        handle, existing, stored = self.cache.insert(
-            keys, tokens, pages.copy(), sequence.request.namespace
+        ends = range(num_tokens, before * size, -each) if each else ()
+        uses = len({min(end // size, num_pages) for end in ends} - {before}) or 1
+        handle = sequence.prefix
+        start = before if handle is not None and handle.num_pages == before else 0
+        part = (
+            self._keys(sequence, num_pages * size)[start:num_pages],
+            self._table.token_array(sequence, start * size, num_pages * size),
+            self.page_table[sequence.row, start:num_pages].copy(),
         )
-        self.ledger.to_tree(pages[existing:stored])
-        if sequence.prefix is not None:
-            self.cache.unlock(sequence.prefix)
-        sequence.prefix = handle
+        after = handle if start else None
+        namespace = sequence.request.namespace
+        sequence.prefix, existing, stored = self.cache.insert(*part, namespace, after, uses)
+        if handle is not None and after is None:
+            self.cache.unlock(handle)
+        self.ledger.to_tree(part[2][existing:stored])
         self._table.pages_shared[slot] += max(stored - existing, 0)
         self._table.pages_published[slot] = num_pages
-        return max(existing - before, 0) * self.page_size
+        return max(start + existing - before, 0) * size
+
+    def publishes_apart(self, slots: Slots) -> bool:
+        """Whether the cache does not care when and in which order these publish their pages."""
+        nexts = set[int]()
+        for sequence in map(self._table.at, slots.tolist()):
+            keys = self._keys(sequence, int(self._table.known[sequence.slot]))
+            before, handle = int(self._table.pages_published[sequence.slot]), sequence.prefix
+            if sequence.cacheable == 0 or not self.uses_cache(sequence) or len(keys) <= before:
+                continue
+            key, there = keys.item(before), before == (handle.num_pages if handle else 0)
+            alike = there and self.cache.settled(handle, key, sequence.request.namespace)
+            if key in nexts or not alike:
+                return False
+            nexts.add(key)
+        return True
 
     def release(self, sequence: Sequence) -> int:
         """Take everything from a sequence; returns the pages that no one else held, cached ones
@@ -200,6 +223,7 @@ class KVMemory:
             self.cache.unlock(sequence.prefix)
             sequence.prefix = None
         self._retire(sequence.row)
+        self.opened.discard(slot)
         sequence.row = None
         for column in ("pages_held", "pages_shared", "pages_published"):
             self._table.columns[column][slot] = 0
@@ -254,6 +278,7 @@ class KVMemory:
         self.ledger.share(pages)
         self.page_table[sequence.row, : len(pages)] = pages
         self.pages_sent[sequence.row] = 0
+        self.opened.add(slot)
         self._table.row[slot] = sequence.row
         self._table.pages_held[slot] = len(pages)
         classes = self.ledger.classes[pages]
@@ -286,8 +311,8 @@ class KVMemory:
         have = len(sequence.page_keys)
         want = num_tokens // self.page_size
         if want > have:
-            tail = self._table.token_array(sequence)[have * self.page_size : want * self.page_size]
-            new = page_keys(tail, self.page_size)
+            size = self.page_size
+            new = page_keys(self._table.token_array(sequence, have * size, want * size), size)
             sequence.page_keys = np.concatenate([sequence.page_keys, new])
         return sequence.page_keys
 

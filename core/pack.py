@@ -5,7 +5,7 @@ import hashlib
 import numpy as np
 from numpy.typing import NDArray
 
-from core.launch import Int32, Launch, RowSetup
+from core.launch import Launch, RowSetup, reads
 from core.planner import Rows
 from core.records import StepRecord
 from core.request import Request, Sequence
@@ -29,16 +29,22 @@ class Packer:
         num_chunks = int(np.count_nonzero(chunks))
         if num_chunks:
             order = np.argsort(chunks, kind="stable")
-            rows = Rows(rows.slots[order], rows.num_tokens[order])
-        repeats = rows.repeats
+            rows, chunks = rows.keep(order), chunks[order]
         first = table.computed[rows.slots]
-        ends = first + rows.num_tokens
+        ends = first + rows.total
         known, in_flight = table.known[rows.slots], table.in_flight[rows.slots]
         feedback = ends > known
-        due = known + in_flight
+        times = 1 if rows.each is None else len(rows.each)
+        further = ~chunks * np.int32(times - 1)  # samples before the last
+        due = known + in_flight + further
         samples = (ends == due) & (due < table.length_limit[rows.slots])
         row_ids = table.row[rows.slots]
-        fresh = memory.pages_sent[row_ids] == 0
+        fresh = (
+            [one for one in rows.slots.tolist() if one in memory.opened] if memory.opened else []
+        )
+        memory.opened.difference_update(fresh)
+        held = table.pages_held[rows.slots]
+        updates = memory.table_updates(row_ids, held) if self._computes else _NONE
         launch = Launch(
             launch_id=self.next_id,
             row_ids=row_ids,
@@ -48,44 +54,41 @@ class Packer:
             feedback=feedback,
             samples=samples,
             num_decode_rows=len(row_ids) - num_chunks,
-            table_updates=self._table_updates(row_ids, table.pages_held[rows.slots]),
-            setups=tuple([self._setup(table.at(slot)) for slot in rows.slots[fresh].tolist()]),
-            repeats=repeats,
+            table_updates=updates,
+            setups=tuple([self._setup(table.at(slot)) for slot in fresh]),
+            each=rows.each,
             ends_s=rows.ends_s,
         )
         self.next_id += 1
-        table.computed[rows.slots] = ends if repeats == 1 else ends + (repeats - 1)
-        table.in_flight[rows.slots] = in_flight + samples * np.int32(repeats)
-        record.steps = repeats
-        table.last_step[rows.slots] = record.step + repeats - 1
+        table.computed[rows.slots] = ends
+        table.in_flight[rows.slots] = in_flight + samples * (further + np.int32(1))
+        record.steps = times
+        table.last_step[rows.slots] = record.step + times - 1
         memory.launched(launch.launch_id, row_ids)
         return launch, rows
 
     def account(self, launch: Launch, rows: Rows, record: StepRecord) -> None:
         """Count the tokens of a launch that is on its way."""
-        table, num_tokens = self._state.table, rows.num_tokens
-        repeats, decode_rows = rows.repeats, launch.num_decode_rows
-        record.decode_tokens = decode_rows * repeats
+        table, decode_rows, first = (
+            self._state.table,
+            launch.num_decode_rows,
+            launch.first_positions,
+        )
+        record.decode_tokens = decode_rows * record.steps
         if np.count_nonzero(computed_max := table.computed_max[rows.slots]):
-            again = np.clip(computed_max - launch.first_positions, 0, num_tokens)
+            again = np.clip(computed_max - first, 0, rows.total)
             record.recomputed_tokens = int(again.sum())
             table.recomputed_total[rows.slots] += again
-        ends = launch.first_positions + num_tokens
-        further = decode_rows * (repeats * (repeats - 1) // 2)  # tokens that repeats read besides
-        record.kv_tokens = record.attended = int(ends.sum()) * repeats + further
-        if decode_rows < len(num_tokens):
-            record.prefill_tokens = int(num_tokens.sum()) - decode_rows
-            # A row's new tokens attend to first + 1 .. end tokens.
-            twice_mean = (launch.first_positions + ends + 1).astype(np.int64)
-            record.attended = int(num_tokens @ twice_mean) // 2
-        table.computed_total[rows.slots] += num_tokens if repeats == 1 else repeats
-
-    def _table_updates(self, row_ids: Int32, held: Int32) -> Int32:
-        memory = self._state.memory
-        if self._computes:
-            return memory.table_updates(row_ids, held)
-        memory.pages_sent[row_ids] = held
-        return _NONE
+        if decode_rows == len(rows.slots):
+            further = decode_rows * record.steps * (record.steps + 1) // 2
+            record.kv_tokens = record.attended = int(np.add.reduce(first)) * record.steps + further
+        else:
+            each = rows.num_tokens[None] if rows.each is None else rows.each
+            kv_tokens, attended, tokens = reads(first, each)
+            record.kv_tokens, record.attended = int(kv_tokens.sum()), int(attended.sum())
+            record.prefill_tokens = int(tokens.sum()) - record.decode_tokens
+            record.last_prefill_tokens = int(tokens[-1]) - decode_rows
+        table.computed_total[rows.slots] += rows.total
 
     def _token_ids(
         self, rows: Rows, first: NDArray[np.int32], feedback: NDArray[np.bool_]
@@ -109,20 +112,14 @@ class Packer:
     def _setup(self, sequence: Sequence) -> RowSetup:
         state, params = self._state, sequence.request.params
         slot = sequence.slot
-        return RowSetup(
-            row=int(state.table.row[slot]),
-            params=params,
-            prompt_len=int(state.table.prompt[slot]),
-            tokens=state.table.token_array(sequence),
-            seed=request_seed(state.seed, sequence.request),
-            choice=sequence.choice,
-            end_token_ids=end_token_ids(sequence.request, state.model_end_tokens),
-        )
+        draws = request_seed(state.seed, sequence.request), sequence.choice
+        ends = end_token_ids(sequence.request, state.model_end_tokens)
+        row, prompt_len = int(state.table.row[slot]), int(state.table.prompt[slot])
+        return RowSetup(row, params, prompt_len, state.table.token_array(sequence), *draws, ends)
 
 
 def end_token_ids(request: Request, model_end_tokens: tuple[int, ...]) -> tuple[int, ...]:
-    """The ids that stop a request's sequences: its own, and the model's unless these are ignored;
-    none of a forced length."""
+    """The ids that stop a request's sequences: its own and the model's; none of a forced length."""
     params = request.params
     if request.forced_output is not None:
         return ()

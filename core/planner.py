@@ -1,6 +1,7 @@
 """The plan of a step: who runs and how many tokens, with pages reserved for every row."""
 
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -10,10 +11,10 @@ from core.errors import PolicyError
 from core.preemption import ask_victims, preempt
 from core.protocols import Executor
 from core.queries import BatchDecision, BatchQuery, Cause
-from core.recent import MOST
 from core.records import StepRecord
 from core.request import SLOT_MASK, FinishReason
 from core.state import CORE, EngineState
+from core.table import State
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -22,12 +23,18 @@ class Rows:
 
     slots: NDArray[np.int64]
     num_tokens: NDArray[np.int32]
-    repeats: int = 1
+    each: NDArray[np.int32] | None = None
     ends_s: NDArray[np.float64] | None = None
 
-    def keep(self, mask: NDArray[np.bool_]) -> "Rows":
-        """The rows where `mask` holds."""
-        return Rows(self.slots[mask], self.num_tokens[mask])
+    @property
+    def total(self) -> NDArray[np.int32]:
+        """Tokens of each, however often it runs."""
+        return self.num_tokens if self.each is None else self.each[-1]
+
+    def keep(self, which: NDArray[Any]) -> "Rows":
+        """The rows of a mask, or in the order of indices."""
+        each = None if self.each is None else self.each[:, which]
+        return Rows(self.slots[which], self.num_tokens[which], each, self.ends_s)
 
 
 class Planner:
@@ -37,6 +44,7 @@ class Planner:
         self._state = state
         self._admission = Admission(state)
         self._forecast = getattr(executor, "forecast", None) if state.hooks.steady else None
+        self._holds = False  # of the last decision
 
     def plan(self, record: StepRecord, until_s: float) -> Rows | None:
         """Admit, choose rows, reserve their pages. None: nothing can run in this step. until_s:
@@ -46,7 +54,7 @@ class Planner:
         self._admission.confirm(admitted, record)
         if rows is not None:
             rows = self._repeated(rows, until_s)
-            grown = self._state.memory.grow(rows.slots, rows.num_tokens, rows.repeats)
+            grown = self._state.memory.grow(rows.slots, rows.total, rows.each)
             record.later_pages, record.later_free = grown
         return rows
 
@@ -93,60 +101,56 @@ class Planner:
                 f"{where}: num_tokens must be in [1, remaining = {left[index]}],"
                 f" got {num_tokens[index]}"
             )
-        if (total := int(num_tokens.sum())) > query.token_limit:
+        if (total := int(np.add.reduce(num_tokens))) > query.token_limit:
             raise PolicyError(
                 f"{where}: num_tokens must sum to <= engine.max_num_batched_tokens ="
                 f" {query.token_limit}, got {total}"
             )
+        self._holds = decision.holds
         return Rows(slots, num_tokens)
 
     def _distinct(self, ids: NDArray[np.int64], where: str) -> NDArray[np.int64]:
         """The slots of `ids`. Raises PolicyError unless these are running requests, once each."""
         table, slots = self._state.table, ids & SLOT_MASK
-        unnamed = np.zeros(len(table.sequences), np.bool_)
-        unnamed[self._state.running] = True
-        if slots.max() >= len(unnamed) or not (unnamed[slots] & (table.id[slots] == ids)).all():
+        known, state = table.id.take(slots, mode="clip"), table.state.take(slots, mode="clip")
+        if np.count_nonzero((known == ids) & (state == State.RUNNING)) < len(ids):
             raise PolicyError(f"{where}: ids must be running requests, got {ids.tolist()[:4]}")
-        unnamed[slots] = False
-        if np.count_nonzero(unnamed) != len(self._state.running) - len(ids):
+        if len(set(ids.tolist())) < len(ids):
             raise PolicyError(f"{where}: ids must be distinct, got {ids.tolist()[:8]}")
         return slots
 
     def _repeated(self, rows: Rows, until_s: float) -> Rows:
         """The rows as often as they would be chosen anew before `until_s`, with nothing else to
-        decide: all decode, nobody ends earlier, none who waits could start, and there are pages."""
+        decide: these are all who run, each decodes or has slices alike, nobody ends earlier or by a
+        token, none who waits could start, and there are pages."""
         state, table, slots = self._state, self._state.table, rows.slots
-        if self._forecast is None or until_s <= state.now_s:
+        if self._forecast is None or until_s <= state.now_s or len(slots) < len(state.running):
             return rows
-        known = table.known[slots] + table.in_flight[slots]
-        if not self._only_decodes(slots, known):
-            return rows
-        num = min(MOST, int((table.length_limit[slots] - known).min()))
-        while num > 1 and self._short(rows, num) > 0:
-            num //= 2
-        planned_s, ends_s = self._forecast(table.row[slots], int(known.sum()), num)
-        repeats = int(np.count_nonzero(planned_s < until_s))
-        return Rows(slots, rows.num_tokens, repeats, ends_s[:repeats])
-
-    def _only_decodes(self, slots: NDArray[np.int64], known: NDArray[np.int32]) -> bool:
-        """Whether these are all who run, each with one token to compute, beyond its prompt, and an
-        end that no token decides, and none who waits could start. known: tokens, in flight too."""
-        state, table = self._state, self._state.table
         full = len(state.running) >= state.config.max_num_seqs and not state.hooks.displaces
         nobody_starts = not len(state.waiting) or (full and state.waiting.holds)
-        if len(slots) < len(state.running) or not nobody_starts:
-            return False
-        decodes = (known - table.computed[slots] == 1) & (known > table.prompt[slots])
-        endless = not np.count_nonzero(table.end_tokens[slots])
-        return endless and np.count_nonzero(decodes) == len(slots)
+        if not nobody_starts or np.count_nonzero(table.end_tokens[slots]):
+            return rows
+        known, first = table.known[slots] + table.in_flight[slots], table.computed[slots]
+        left, room = known - first, table.length_limit[slots] - known
+        slices = left > 1
+        if np.count_nonzero(~slices & (known <= table.prompt[slots])):
+            return rows  # a prompt ends with one token
+        holds = self._holds or not np.count_nonzero(slices)
+        if not holds or not state.memory.publishes_apart(slots[slices]):
+            return rows
+        facts = table.row[slots], first, rows.num_tokens, left, room
+        each, ends_s = self._forecast(*facts, until_s)
+        while len(each) > 1 and self._short(rows, each[-1]) > 0:
+            each = each[: len(each) // 2]
+        return Rows(slots, rows.num_tokens, each, ends_s[: len(each)]) if len(each) > 1 else rows
 
-    def _short(self, rows: Rows, repeats: int = 1) -> int:
-        """Pages that `rows`, so often, lack beyond the supply; 0 or less: none."""
-        memory, num = self._state.memory, len(rows.slots)
-        most_tokens = num * repeats if repeats > 1 else self._state.config.max_num_batched_tokens
-        if num + most_tokens // memory.page_size <= memory.supply:
+    def _short(self, rows: Rows, total: NDArray[np.int32] | None = None) -> int:
+        """Pages that `rows` lack beyond the supply, for so many tokens; 0 or less: none."""
+        memory, most = self._state.memory, self._state.config.max_num_batched_tokens
+        most = most if total is None else int(np.add.reduce(total))
+        if len(rows.slots) + most // memory.page_size <= memory.supply:
             return 0  # no need to count
-        num_tokens = rows.num_tokens * np.int32(repeats)
+        num_tokens = rows.num_tokens if total is None else total
         return int(memory.pages_short(rows.slots, num_tokens).sum()) - memory.supply
 
     def _take_back(self, rows: Rows, admitted: list[Admitted], record: StepRecord) -> Rows:
@@ -199,7 +203,7 @@ class Planner:
             f"request {sequence.request.request_id!r} holds {held} of the pool's {pool} pages"
             f" ({pool * size} tokens), needs one more, and nothing else runs"
         )
-        state.note(record, sequence, "finished", CORE, message)
+        record.note(sequence.key, "finished", CORE, message)
         sequence.ending, sequence.error = FinishReason.capacity, message
         if state.table.in_flight[sequence.slot]:
             state.drain(sequence)

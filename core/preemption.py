@@ -18,16 +18,10 @@ def ask_victims(
 ) -> tuple[list[Sequence], str]:
     """Victims, first to go first, and the reason. Raises PolicyError unless they are distinct
     candidates, or if nobody answers when pages are short."""
-    query = PreemptionQuery(
-        cause=cause,
-        candidates=state.table.view(state.running),
-        pages_short=pages_short,
-        beneficiary=state.table.view(np.array([beneficiary.slot])) if beneficiary else None,
-        random=np.random.default_rng([state.seed & 0xFFFFFFFF, record.step]),
-        now_s=state.now_s,
-        step=record.step,
-        step_time=state.step_time,
-    )
+    waiting = state.table.view(np.array([beneficiary.slot])) if beneficiary else None
+    random = np.random.default_rng([state.seed & 0xFFFFFFFF, record.step])
+    facts = pages_short, waiting, random, state.now_s, record.step, state.step_time
+    query = PreemptionQuery(cause, state.table.view(state.running), *facts)
     ask = state.hooks.ask("decide_preemption", query)
     if ask is None and cause is not Cause.PAGES:
         return [], ""
@@ -48,7 +42,7 @@ def preempt(
     freed, lost = state.preempt(sequence)
     plugin = state.hooks.who["decide_preemption"]
     figures = {"cause": cause.value, "pages_freed": freed, "lost_tokens": lost}
-    state.note(record, sequence, "preempted", plugin, reason, **figures, **detail)
+    record.note(sequence.key, "preempted", plugin, reason, **figures, **detail)
 
 
 def _checked(

@@ -1,5 +1,5 @@
-"""Interfaces of the objects that `build_*` hooks return and the core calls. Models and attention,
-which an executor calls, are in plugins/shared/model_protocols.py."""
+"""Interfaces of the objects that `build_*` hooks return and the core calls. Those that it never
+calls are in plugins/shared: model_protocols.py, of an executor's; cache_protocols.py, a cache's."""
 
 from typing import Any, Protocol
 
@@ -12,6 +12,7 @@ from core.request import Request
 
 Pages = NDArray[np.int32]
 Keys = NDArray[np.uint64]
+Tokens = NDArray[np.int32] | None
 
 
 class Allocator(Protocol):
@@ -44,39 +45,6 @@ class Allocator(Protocol):
         """Compare the books with each other; raises InvariantError. Called in strict mode."""
 
 
-class CacheNode(Protocol):
-    """A node of a prefix cache as an evictor sees it. Compare by identity."""
-
-    num_pages: int
-    depth_pages: int  # pages from the root up to and including this node
-    last_used: int  # the cache's access counter at the last hit or insertion
-    created: int
-    hits: int
-
-
-class Evictor(Protocol):
-    """Ranks evictable nodes (unlocked leaves). Every call takes constant or logarithmic time.
-
-    A locked node may be joined with its only child and go without a call: hold facts about nodes
-    that are not evictable weakly (weakref.WeakKeyDictionary)."""
-
-    def on_insert(self, node: CacheNode) -> None:
-        """A node was created (also by a split)."""
-
-    def on_hit(self, node: CacheNode) -> None:
-        """A request was admitted on a prefix that includes the node."""
-
-    def on_lock(self, node: CacheNode) -> None:
-        """The node stops being an evictable leaf; called before its facts change."""
-
-    def on_unlock(self, node: CacheNode) -> None:
-        """The node became an evictable leaf."""
-
-    def pop(self) -> CacheNode:
-        """Remove and return the next victim. The cache may trim it and hand the rest back by
-        on_unlock. Raises LookupError if nothing is evictable."""
-
-
 class PrefixMatch(Protocol):
     """A matched prefix. Valid until the cache next changes (lock, unlock, insert, evict, clear)."""
 
@@ -96,6 +64,7 @@ class PrefixCache(Protocol):
     (recorded traces); namespace: prefixes match only within one. A handle locks until `unlock`."""
 
     stores: bool  # False: it never keeps a page, and need not be asked
+    evicts_evenly: bool  # pages evicted at once are those that would go one by one
     num_pages: int
     num_evictable: int  # pages no handle locks
 
@@ -103,7 +72,7 @@ class PrefixCache(Protocol):
     def num_handles(self) -> int:
         """Handles given out and not unlocked."""
 
-    def match(self, keys: Keys, tokens: NDArray[np.int32] | None, namespace: str) -> PrefixMatch:
+    def match(self, keys: Keys, tokens: Tokens, namespace: str) -> PrefixMatch:
         """The longest cached prefix, in whole pages. Changes no recency: a look is not a use."""
 
     def lock(self, match: PrefixMatch) -> Any:
@@ -113,38 +82,31 @@ class PrefixCache(Protocol):
         """Give a handle back, once."""
 
     def insert(
-        self, keys: Keys, tokens: NDArray[np.int32] | None, pages: Pages, namespace: str
+        self, keys: Keys, tokens: Tokens, pages: Pages, namespace: str, after: Any, uses: int
     ) -> tuple[Any, int, int]:
         """Store pages for `keys`; returns a locked handle on what is stored of the path now,
         num_existing: leading pages that were there already, and num_stored: leading pages that are
         there now. pages[num_existing:num_stored] now belong to the cache; the others do not change
         owner. num_stored is below len(keys) where a page has the key of a stored one but other
-        tokens, and 0 if nothing is kept."""
+        tokens, and 0 if nothing is kept. after: a handle on whose path, not empty, they follow; it
+        is given back for the new one. uses: how many accesses it counts as."""
+
+    def settled(self, handle: Any | None, key: int, namespace: str) -> bool:
+        """Whether a page with this key would be stored after the handle's path (None: as a first
+        one) just the same once others are evicted."""
 
     def fork(self, handle: Any) -> Any:
         """Another handle on the same path."""
 
     def evict(self, num_pages: int) -> Pages:
-        """Drop at least `num_pages` pages of unlocked leaves, or all there are; returns those,
-        int32."""
+        """Drop and return at least so many pages of unlocked leaves, or all there are, int32."""
 
     def drop(self, match: PrefixMatch) -> Pages:
-        """Drop the end of a match as far as it is unlocked and no longer path goes through it;
-        returns those pages."""
-
-    def clear(self) -> Pages:
-        """Drop everything unlocked."""
+        """Drop and return the end of a match as far as it is unlocked and no path goes on."""
 
     def check(self) -> None:
         """Recompute totals, locks and evictable leaves from scratch; raises InvariantError on a
         difference. Strict mode calls it after every step."""
-
-
-class StepTimeModel(Protocol):
-    """Predicts how long a step takes."""
-
-    def seconds(self, num_rows: Any, num_tokens: Any, kv_tokens: Any, attended: Any) -> Any:
-        """Seconds of steps with these figures of a StepRecord: numbers or arrays that broadcast."""
 
 
 class LengthPredictor(Protocol):

@@ -1,7 +1,6 @@
 """What each hook is asked and what it answers. Queries are frozen: new fields break no plugin.
 
-Decisions name ids from the query's tables and carry a short reason, which lands in the step record.
-"""
+Decisions name ids from the query's tables and carry a short reason, which the step record has."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -43,8 +42,7 @@ class OrderQuery:
 @dataclass(frozen=True, slots=True)
 class OrderDecision:
     """keys: float64 [n] or [n, k], smallest first, later columns break ties; then preempted
-    requests go first, then the earlier submission. hold: Hold, or the clock time in seconds until
-    which keys stand."""
+    requests go first, then the earlier submission. hold: Hold, or until which time they stand."""
 
     keys: NDArray[np.float64]
     hold: Hold | float = Hold.ALWAYS
@@ -70,7 +68,7 @@ class AdmissionQuery:
     takes on admission (0 = on demand); allocatable(n): whether it can hand out n pages at once,
     evicting if needed. running: those running now, admitted ones included. waiting: how many wait,
     this one included. request(id): what the client asked, of the candidate or a running one.
-    step_time: a core.protocols.StepTimeModel."""
+    step_time: a plugins.shared.step_time.StepTimeModel."""
 
     candidate: RequestTable
     cached_tokens: int
@@ -118,11 +116,14 @@ class BatchQuery:
 @dataclass(frozen=True, slots=True)
 class BatchDecision:
     """ids int64 [k], distinct, from query.running; num_tokens [k], 1 <= num_tokens <= remaining,
-    their sum at most token_limit. Rows that come first are served first when memory is short."""
+    their sum at most token_limit. Rows that come first are served first when memory is short.
+    holds: a promise that the next steps would be chosen alike, whatever the time, while nobody
+    comes or goes and no prompt ends; in the step in which one does, its row has what is left."""
 
     ids: Ids
     num_tokens: NDArray[np.int32]
     reason: str = ""
+    holds: bool = False
 
 
 class Cause(Enum):
@@ -140,7 +141,7 @@ class PreemptionQuery:
     or if a waiting request lacks only the margin of the admission policy).
 
     beneficiary: a table of one waiting request for SLOTS and DISPLACE, else None. random: a
-    generator seeded by the run's seed and the step. step_time: a core.protocols.StepTimeModel."""
+    generator seeded by the run's seed and the step. step_time: as in AdmissionQuery."""
 
     cause: Cause
     candidates: RequestTable
@@ -155,8 +156,7 @@ class PreemptionQuery:
 @dataclass(frozen=True, slots=True)
 class PreemptionDecision:
     """victims: ids, first to go first. The core preempts from the front until enough pages are
-    really free, so ranking every candidate is right; for PAGES at least one candidate is always
-    kept running."""
+    really free, so ranking every candidate is right; for PAGES at least one is kept running."""
 
     victims: Ids
     reason: str = ""
@@ -200,7 +200,7 @@ class EvictorQuery:
 
 @dataclass(frozen=True, slots=True)
 class PrefixCacheQuery:
-    """page_size in tokens; evictor: a core.protocols.Evictor, for this cache alone."""
+    """page_size in tokens; evictor: for this cache alone."""
 
     page_size: int
     evictor: Any
@@ -244,8 +244,8 @@ class ExecutorQuery:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class StepEvent:
-    """One committed step. rows: (request id, choice) of each that got a token; token_ids int32
-    [rows], or [rows * s], s of each row, if record.steps is s > 1.
+    """One committed step. rows: (request id, choice) of each that got a token; token_ids int32:
+    record.steps of each row, in order, but one of each of the last num_late.
 
     finished: records of the requests that ended in it."""
 
@@ -253,6 +253,7 @@ class StepEvent:
     rows: list[tuple[str, int]]
     token_ids: NDArray[np.int32]
     finished: tuple[RequestRecord, ...] = ()
+    num_late: int = 0
 
 
 @dataclass(frozen=True, slots=True)

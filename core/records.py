@@ -2,6 +2,7 @@
 
 from array import array
 from dataclasses import dataclass, field
+from time import perf_counter
 from typing import Any
 
 from core.launch import TokenLogprobs
@@ -35,9 +36,9 @@ class StepRecord:
     Pages: pages_free + pages_tree + pages_request = pool_pages. pages_evictable of pages_tree are
     unlocked. used_tokens: slots of request pages that hold a live token; the rest of them is waste.
     external_tokens: free slots that a refused allocation could not use (contiguous), else 0.
-    steps > 1: so many steps of decodes in one: their sums, levels at their end; who ends in choices
-    does so in the last. later_pages: of its request pages those taken after a step, later_free:
-    those of them free until then, as means over the steps."""
+    steps > 1: so many steps in one: their sums, in rows too; levels at their end; who ends in
+    choices does so in the last, whose prefill_tokens are last_prefill_tokens. later_pages: request
+    pages taken after a step, later_free: those of them free until then, means over the steps."""
 
     step: int
     start_s: float
@@ -49,6 +50,7 @@ class StepRecord:
     num_rows: int = 0
     graph_rows: int = 0
     prefill_tokens: int = 0
+    last_prefill_tokens: int = 0
     decode_tokens: int = 0
     recomputed_tokens: int = 0
     sampled_tokens: int = 0
@@ -70,6 +72,18 @@ class StepRecord:
     choices: list[Choice] = field(default_factory=list)
     host_us: dict[str, float] = field(default_factory=dict)
     attention: dict[str, Any] = field(default_factory=dict)
+
+    def note(
+        self, key: tuple[str, int], kind: str, plugin: str, reason: str, **detail: Any
+    ) -> None:
+        """Write down a decision about a sequence: request id and choice."""
+        self.choices.append(Choice(*key, kind, plugin, reason, detail))
+
+    def lap(self, part: str, since_s: float) -> float:
+        """Book the host's time since then under `part`; returns now, of perf_counter."""
+        now_s = perf_counter()
+        self.host_us[part] = self.host_us.get(part, 0.0) + (now_s - since_s) * 1e6
+        return now_s
 
 
 @dataclass(slots=True, eq=False)

@@ -17,9 +17,9 @@ from core.config import EngineConfig
 from core.errors import PolicyError, RequestError, described
 from core.hooks import Hooks
 from core.memory import KVMemory
-from core.protocols import LengthPredictor, StepTimeModel
+from core.protocols import LengthPredictor
 from core.queries import CacheAdmissionQuery
-from core.records import Choice, ChoiceRecord, RequestRecord, StepRecord
+from core.records import ChoiceRecord, RequestRecord
 from core.request import FinishReason, Request, Sequence
 from core.table import SequenceTable, State
 from core.waiting import WaitingQueue
@@ -46,14 +46,14 @@ class EngineState:
     hooks: Hooks
     clock: Clock
     table: SequenceTable
+    waiting: WaitingQueue
     memory: KVMemory
     predictor: LengthPredictor
-    step_time: StepTimeModel
+    step_time: Any  # a plugins.shared.step_time.StepTimeModel
     vocab_size: int
     max_model_len: int
     model_end_tokens: tuple[int, ...]
     contains_faults: bool
-    waiting: WaitingQueue = field(init=False)
     running: NDArray[np.int64] = field(default_factory=lambda: np.empty(0, np.int64))
     live: dict[str, Live] = field(default_factory=dict)
     ended: list[Live] = field(default_factory=list)  # since the last StepEvent
@@ -61,9 +61,6 @@ class EngineState:
     finish_counts: Counter[str] = field(default_factory=Counter)
     admissions: int = 0
     now_s: float = 0.0  # start of the step, or when its launch was collected
-
-    def __post_init__(self) -> None:
-        self.waiting = WaitingQueue(self.table)
 
     def arrive(self, request: Request) -> Live:
         """Enter a request: waiting, or ended at once if it can never be served."""
@@ -107,8 +104,7 @@ class EngineState:
                 self.faults[request_id] = text
 
     def validate(self, request: Request, queued: Container[str] = ()) -> None:
-        """Raise RequestError for a request that is malformed for this engine. queued: ids yet to
-        arrive."""
+        """Raise RequestError for one that is malformed here. queued: ids yet to arrive."""
         if request.request_id in self.live or request.request_id in queued:
             raise RequestError(
                 f"request_id {request.request_id!r} is in use by an unfinished request"
@@ -197,19 +193,6 @@ class EngineState:
                 with self.contained(sequence.request.request_id):
                     sequence.cacheable = self._ask_to_cache(sequence)
         return sequence.cacheable > 0
-
-    def note(
-        self,
-        record: StepRecord,
-        sequence: Sequence,
-        kind: str,
-        plugin: str,
-        reason: str,
-        **detail: Any,
-    ) -> None:
-        """Write a decision about a sequence into a step's record."""
-        choice = Choice(sequence.request.request_id, sequence.choice, kind, plugin, reason, detail)
-        record.choices.append(choice)
 
     def _remove(self, live: Live, sequence: Sequence) -> None:
         tokens = self.table.tokens(sequence)  # its record has their times then

@@ -180,9 +180,11 @@ class SequenceTable:
         self.recent.write_out(sequence)
         return sequence.tokens
 
-    def token_array(self, sequence: Sequence) -> NDArray[np.int32]:
-        """A copy of them, int32 [known]."""
-        return np.frombuffer(self.tokens(sequence), np.int32).copy()
+    def token_array(
+        self, sequence: Sequence, start: int = 0, stop: int | None = None
+    ) -> NDArray[np.int32]:
+        """A copy of them, or of a part."""
+        return np.frombuffer(self.tokens(sequence)[start:stop], np.int32)
 
     def view(self, slots: Slots) -> "RequestTable":
         """Read-only columns of `slots`, each gathered on first use."""
@@ -223,8 +225,8 @@ class RequestTable:
             column = DERIVED[name](self)
         else:
             raise AttributeError(f"no fact {name!r}; there are {', '.join([*FACTS, *DERIVED])}")
-        column.flags.writeable = False
-        setattr(self, name, column)
+        column.setflags(write=False)
+        self.__dict__[name] = column
         return column
 
 

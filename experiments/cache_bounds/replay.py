@@ -30,7 +30,7 @@ class BuildsEvictor(Protocol):
     """A plugin that answers build_evictor."""
 
     def build_evictor(self, query: EvictorQuery) -> Any:
-        """A core.protocols.Evictor for nodes of the radix tree."""
+        """An Evictor for nodes of the radix tree."""
 
 
 class AdmitsToCache(Protocol):

@@ -66,9 +66,10 @@ class NewTokenRatio:
         record = query.record
         self._settle(record.step - 1)
         preempted = any(choice.kind == "preempted" for choice in record.choices)
-        self._late.append((record.step, record.decode_tokens > 0, preempted))
+        decoded = record.decode_tokens > 0
+        self._late.append((record.step, decoded, preempted))
         further = range(record.step + 1, record.step + record.steps)
-        self._late.extend((step, True, False) for step in further)
+        self._late.extend((step, decoded, False) for step in further)
 
     @hookimpl
     def decide_admission(self, query: AdmissionQuery) -> AdmissionDecision:

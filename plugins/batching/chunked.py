@@ -43,15 +43,17 @@ class Chunked:
         budget = min(self.token_budget or query.token_limit, query.token_limit)
         if len(remaining) <= budget and remaining.max() == 1:
             return BatchDecision(running.id, remaining, "decode")
-        decoding = np.flatnonzero(remaining == 1)[:budget]
-        prompts = np.flatnonzero(remaining > 1)
-        left = budget - len(decoding)
-        slices = self._share(remaining[prompts], left)
-        served = slices > 0
-        rows = np.concatenate([decoding, prompts[served]])
-        tokens = np.concatenate([np.ones(len(decoding), np.int32), slices[served]])
-        reason = f"decode {len(decoding)}, prompts {int(served.sum())} of {len(prompts)}"
-        return BatchDecision(running.id[rows], tokens, reason)
+        decoding = (remaining == 1).nonzero()[0][:budget]
+        prompts = (remaining > 1).nonzero()[0]
+        slices = self._share(remaining[prompts], budget - len(decoding))
+        served, num_served = prompts, len(prompts)
+        if num_served and not (least := int(slices.min())):
+            served, slices = prompts[slices > 0], slices[slices > 0]
+        rows = np.concatenate((decoding, served))
+        tokens = np.concatenate((remaining[decoding], slices))
+        reason = f"decode {len(decoding)}, prompts {len(served)} of {num_served}"
+        holds = num_served > 0 and least == self.slice_tokens
+        return BatchDecision(running.id[rows], tokens, reason, holds)
 
     def _share(self, remaining: NDArray[np.int32], budget: int) -> NDArray[np.int32]:
         """Tokens for each prompt, given in order of admission."""

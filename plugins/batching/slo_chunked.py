@@ -13,10 +13,10 @@ from numpy.typing import NDArray
 
 from core.config import require
 from core.hookspecs import hookimpl
-from core.protocols import StepTimeModel
 from core.queries import BatchDecision, BatchQuery
 from core.table import RequestTable
 from plugins.batching.budget import check_budget, in_turn, longest_unserved
+from plugins.shared.step_time import StepTimeModel
 
 
 class SloChunked:

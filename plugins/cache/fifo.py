@@ -1,9 +1,9 @@
 """First in, first out: the leaf that entered the cache first goes first, used or not."""
 
 from core.hookspecs import hookimpl
-from core.protocols import CacheNode
 from core.queries import EvictorQuery
 from plugins.cache.ranked import RankedEvictor
+from plugins.shared.cache_protocols import CacheNode
 
 
 class Fifo:

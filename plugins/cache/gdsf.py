@@ -11,10 +11,10 @@ whose last child was evicted was not used by that.
 
 from core.config import require
 from core.hookspecs import hookimpl
-from core.protocols import CacheNode
 from core.queries import EvictorQuery
 from plugins.cache.leaf_heap import LeafHeap
 from plugins.cache.tree_node import TreeNode
+from plugins.shared.cache_protocols import CacheNode
 
 
 class Gdsf:
@@ -34,6 +34,8 @@ class Gdsf:
 class GdsfEvictor:
     """A heap by H. A node's memo: L at its last use."""
 
+    remembers = True
+
     def __init__(self, page_size: int, context_cost: float) -> None:
         self._page_size = page_size
         self._context_cost = context_cost
@@ -46,6 +48,10 @@ class GdsfEvictor:
 
     def on_insert(self, node: TreeNode) -> None:
         """A new node is used now; so is the upper half of a split one."""
+        node.memo = self._inflation
+
+    def on_extend(self, node: TreeNode) -> None:
+        """It is used now."""
         node.memo = self._inflation
 
     def on_hit(self, node: TreeNode) -> None:

@@ -4,7 +4,7 @@ import heapq
 from itertools import count
 from typing import Any, Generic, TypeVar
 
-from core.protocols import CacheNode
+from plugins.shared.cache_protocols import CacheNode
 
 SLACK = 64  # stale entries that a small heap may hold
 N = TypeVar("N", bound=CacheNode)

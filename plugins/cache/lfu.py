@@ -2,9 +2,9 @@
 use is the longest ago."""
 
 from core.hookspecs import hookimpl
-from core.protocols import CacheNode
 from core.queries import EvictorQuery
 from plugins.cache.ranked import RankedEvictor
+from plugins.shared.cache_protocols import CacheNode
 
 
 class Lfu:

@@ -4,8 +4,8 @@ import heapq
 from itertools import count
 
 from core.hookspecs import hookimpl
-from core.protocols import CacheNode
 from core.queries import EvictorQuery
+from plugins.shared.cache_protocols import CacheNode
 
 
 class Lru:
@@ -25,6 +25,8 @@ class LruEvictor:
     never comes too late.
     """
 
+    remembers = False
+
     def __init__(self) -> None:
         self._heap: list[tuple[int, int, CacheNode]] = []
         self._in_heap: set[CacheNode] = set()
@@ -37,6 +39,9 @@ class LruEvictor:
 
     def on_insert(self, node: CacheNode) -> None:
         """Nothing: a new node is not on offer yet."""
+
+    def on_extend(self, node: CacheNode) -> None:
+        """Nothing: a locked node is ranked when it comes back."""
 
     def on_hit(self, node: CacheNode) -> None:
         """Nothing: a hit node is locked, and ranked again when it comes back."""

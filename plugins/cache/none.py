@@ -32,6 +32,7 @@ class EmptyCache:
     """Never matches and never stores: all pages stay the caller's."""
 
     stores = False
+    evicts_evenly = True
     num_pages = 0
     num_evictable = 0
 
@@ -60,10 +61,20 @@ class EmptyCache:
         self._handles.remove(handle)
 
     def insert(
-        self, keys: Keys, tokens: Tokens | None, pages: Pages, namespace: str
+        self,
+        keys: Keys,
+        tokens: Tokens | None,
+        pages: Pages,
+        namespace: str,
+        after: object | None = None,
+        uses: int = 1,
     ) -> tuple[object, int, int]:
         """A handle on the empty path, 0 pages existing, 0 stored."""
         return self.lock(EmptyMatch(_no_pages())), 0, 0
+
+    def settled(self, handle: object | None, key: int, namespace: str) -> bool:
+        """Yes: nothing is stored either way."""
+        return True
 
     def fork(self, handle: object) -> object:
         """Another handle on the empty path."""

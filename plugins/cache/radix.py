@@ -8,7 +8,7 @@ import numpy as np
 
 from core.errors import InvariantError, PolicyError
 from core.hookspecs import hookimpl
-from core.protocols import Evictor, Keys, Pages, PrefixMatch
+from core.protocols import Keys, Pages, PrefixMatch
 from core.queries import PrefixCacheQuery
 from plugins.cache.page_run import PageRun, Tokens, page_run
 from plugins.cache.radix_check import check_tree
@@ -19,10 +19,12 @@ from plugins.cache.radix_node import (
     RootKey,
     append_child,
     cut_tail,
+    grow_leaf,
     join_with_child,
     new_root,
     split_node,
 )
+from plugins.shared.cache_protocols import Evictor
 
 
 class Radix:
@@ -48,6 +50,8 @@ class RadixTree:
         self.num_pages = 0
         self.num_evictable = 0
         self._evictor = evictor
+        self._on_extend = getattr(evictor, "on_extend", None)
+        self.evicts_evenly = not getattr(evictor, "remembers", True)
         self._roots: dict[RootKey, Node] = {}
         self._handles: set[Handle] = set()
         self._accesses = 0
@@ -60,7 +64,8 @@ class RadixTree:
 
     def match(self, keys: Keys, tokens: Tokens | None, namespace: str) -> Match:
         """The longest stored prefix of `keys` whose tokens are equal too. Changes nothing."""
-        path = self._walk(keys, page_run(keys, tokens, self.page_size), namespace)
+        root = self._roots.get((namespace, tokens is not None))
+        path = self._walk(root, keys, page_run(keys, tokens, self.page_size))
         if not path:
             return Match(np.empty(0, np.int32), 0, None, self._version)
         pages = np.concatenate([node.pages[:count] for node, count in path])
@@ -97,30 +102,47 @@ class RadixTree:
             self._join(handle.node)
 
     def insert(
-        self, keys: Keys, tokens: Tokens | None, pages: Pages, namespace: str
+        self,
+        keys: Keys,
+        tokens: Tokens | None,
+        pages: Pages,
+        namespace: str,
+        after: Handle | None = None,
+        uses: int = 1,
     ) -> tuple[Handle, int, int]:
         """Store a path; returns (handle on what is stored of it, num_existing, num_stored):
-        pages[num_existing:num_stored] are the tree's from now on."""
-        asked = page_run(keys, tokens, self.page_size)
+        pages[num_existing:num_stored] are the tree's from now on. after: a handle on whose path it
+        follows, given back. A leaf that only this handle uses grows in place then: pages that a
+        sequence adds while it runs came with its first ones."""
         if len(pages) != len(keys):
             raise ValueError(f"pages must have one entry a key ({len(keys)}), got {len(pages)}")
-        path = self._walk(keys, asked, namespace)
-        existing = stored = sum(count for _, count in path)
-        node = path[-1][0] if path else None
-        if node is not None and path[-1][1] < node.num_pages:
-            node = self._split(node, path[-1][1])
-        if existing < len(keys):
+        asked = page_run(keys, tokens, self.page_size)
+        if after is None:
             root_key = (namespace, tokens is not None)
-            parent = node or self._roots.get(root_key) or new_root(root_key)
-            # A child with this very key stopped the walk by its tokens. It keeps the place.
-            if keys.item(existing) not in parent.children:
-                if parent.parent is None:
-                    self._roots[root_key] = parent
-                node = self._append(parent, asked, pages, existing)
-                stored = len(keys)
-        handle = self._hold(node)
-        self._touch(node)
-        return handle, existing, stored
+            root = self._roots.get(root_key) or new_root(root_key)
+            return self._store(root, keys, asked, pages, uses)
+        node = after.node
+        if after not in self._handles or node is None:
+            raise InvariantError("a handle to follow must be locked, and have a page")
+        if _own(node):
+            grow_leaf(node, asked, pages)
+            self.num_pages += len(keys)
+            self._version += 1
+            self._touch(node, uses)
+            if self._on_extend is not None:
+                self._on_extend(node)
+            return after, 0, len(keys)
+        stored = self._store(node, keys, asked, pages, uses)
+        self.unlock(after)
+        return stored
+
+    def settled(self, handle: Handle | None, key: int, namespace: str) -> bool:
+        """Whether no page with this key, of the same tokens or others, is there already, and the
+        evictor does not care when it comes."""
+        node = self._roots.get((namespace, True)) if handle is None else handle.node
+        if node is None:
+            return self.evicts_evenly
+        return key not in node.children and (_own(node) or self.evicts_evenly)
 
     def fork(self, handle: Handle) -> Handle:
         """Another handle on the same path; neither a hit nor a use."""
@@ -183,11 +205,30 @@ class RadixTree:
             )
         return match
 
-    def _walk(self, keys: Keys, asked: PageRun, namespace: str) -> list[tuple[Node, int]]:
-        """(node, pages of it that match), top down; only the last may match in part."""
+    def _store(
+        self, above: Node, keys: Keys, asked: PageRun, pages: Pages, uses: int
+    ) -> tuple[Handle, int, int]:
+        """Store a path below `above`; see `insert`."""
+        path = self._walk(above, keys, asked)
+        existing = stored = sum(count for _, count in path)
+        node = path[-1][0] if path else above
+        if path and path[-1][1] < node.num_pages:
+            node = self._split(node, path[-1][1])
+        # A child with this very key stopped the walk by its tokens. It keeps the place.
+        if existing < len(keys) and keys.item(existing) not in node.children:
+            if node.root_key is not None:
+                self._roots[node.root_key] = node
+            node = self._append(node, asked, pages, existing)
+            stored = len(keys)
+        handle = self._hold(None if node.parent is None else node)
+        self._touch(handle.node, uses)
+        return handle, existing, stored
+
+    def _walk(self, above: Node | None, keys: Keys, asked: PageRun) -> list[tuple[Node, int]]:
+        """(node, pages of it that match) below a node, top down; only the last may match in
+        part."""
         path: list[tuple[Node, int]] = []
-        node = self._roots.get((namespace, asked.tokens is not None))
-        start = 0
+        node, start = above, 0
         while node is not None and start < len(keys):
             node = node.children.get(keys.item(start))
             if node is None:
@@ -219,8 +260,8 @@ class RadixTree:
         self._version += 1
         return handle
 
-    def _touch(self, node: Node | None) -> list[Node]:
-        self._accesses += 1
+    def _touch(self, node: Node | None, uses: int = 1) -> list[Node]:
+        self._accesses += uses
         path = []
         while node is not None and node.parent is not None:
             node.last_used = self._accesses
@@ -289,3 +330,8 @@ class RadixTree:
             del self._roots[parent.root_key]
         elif parent.locks == 0:
             self._offer(parent)
+
+
+def _own(node: Node) -> bool:
+    """Whether a leaf is what one handle has stored, and nobody else used."""
+    return node.locks == 1 and not node.children and not node.hits

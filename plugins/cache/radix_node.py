@@ -102,12 +102,21 @@ def append_child(parent: Node, path: PageRun, pages: Pages, start: int, now: int
         content=path.part(start, len(path)),
         pages=np.array(pages[start:], dtype=np.int32),
         num_pages=len(path) - start,
-        depth_pages=len(path),
+        depth_pages=parent.depth_pages + len(path) - start,
         created=now,
         last_used=now,
     )
     parent.children[node.first_key] = node
     return node
+
+
+def grow_leaf(leaf: Node, added: PageRun, pages: Pages) -> None:
+    """Put more pages at the end of a leaf."""
+    leaf.content = leaf.content.part(0, leaf.num_pages).followed_by(added)
+    leaf.pages = np.concatenate((leaf.pages, pages))
+    leaf.num_pages += len(added)
+    leaf.depth_pages += len(added)
+    leaf._end_digest = None
 
 
 def split_node(node: Node, at: int) -> Node:

@@ -2,13 +2,15 @@
 
 from collections.abc import Callable
 
-from core.protocols import CacheNode
 from plugins.cache.leaf_heap import LeafHeap
+from plugins.shared.cache_protocols import CacheNode
 
 
 class RankedEvictor:
     """Evicts the leaf of the smallest rank. rank(node): worked out each time that the node comes on
     offer; numbers or a tuple of them. Every call costs O(log n) at most, averaged."""
+
+    remembers = False
 
     def __init__(self, rank: Callable[[CacheNode], tuple[int, ...]]) -> None:
         self._rank = rank
@@ -20,6 +22,9 @@ class RankedEvictor:
 
     def on_insert(self, node: CacheNode) -> None:
         """Nothing: a new node is not on offer yet."""
+
+    def on_extend(self, node: CacheNode) -> None:
+        """Nothing: a locked node is ranked when it comes back."""
 
     def on_hit(self, node: CacheNode) -> None:
         """Nothing: a hit node is locked, and ranked again when it comes back."""

@@ -22,10 +22,10 @@ from typing import NamedTuple
 
 from core.config import require
 from core.hookspecs import hookimpl
-from core.protocols import CacheNode
 from core.queries import EvictorQuery
 from plugins.cache.leaf_heap import LeafHeap
 from plugins.cache.tree_node import TreeNode
+from plugins.shared.cache_protocols import CacheNode
 
 FEWEST_NAMES = 64
 
@@ -59,6 +59,8 @@ class Place(NamedTuple):
 class S3FifoEvictor:
     """Both queues as heaps by place, so that a node finds its place again."""
 
+    remembers = True
+
     def __init__(self, small_share: float, promote_hits: int, max_hits: int) -> None:
         self._small_share = small_share
         self._promote_hits = promote_hits
@@ -80,6 +82,9 @@ class S3FifoEvictor:
             if known:
                 del self._ghost[name]
             node.memo = Place(known, next(self._numbers), node.hits)
+
+    def on_extend(self, node: TreeNode) -> None:
+        """Nothing: it came with its first pages."""
 
     def on_hit(self, node: TreeNode) -> None:
         """Nothing: the node counts its hits."""

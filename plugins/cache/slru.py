@@ -7,9 +7,9 @@ oldest back; this one is not bounded, so what earned its place once keeps it whi
 
 from core.config import require
 from core.hookspecs import hookimpl
-from core.protocols import CacheNode
 from core.queries import EvictorQuery
 from plugins.cache.ranked import RankedEvictor
+from plugins.shared.cache_protocols import CacheNode
 
 
 class Slru:

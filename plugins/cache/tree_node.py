@@ -1,8 +1,8 @@
-"""What the radix tree tells evictors about its nodes beyond core.protocols.CacheNode."""
+"""What the radix tree tells evictors about its nodes beyond CacheNode."""
 
 from typing import Any, Protocol
 
-from core.protocols import CacheNode
+from plugins.shared.cache_protocols import CacheNode
 
 
 class TreeNode(CacheNode, Protocol):

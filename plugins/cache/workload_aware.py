@@ -30,10 +30,10 @@ from typing import NamedTuple
 
 from core.config import require
 from core.hookspecs import hookimpl
-from core.protocols import CacheNode
 from core.queries import EvictorQuery
 from plugins.cache.leaf_heap import LeafHeap
 from plugins.cache.tree_node import TreeNode
+from plugins.shared.cache_protocols import CacheNode
 
 FEWEST_NAMES = 16  # to remember at least
 
@@ -109,6 +109,8 @@ class ReuseFit:
 class WorkloadAwareEvictor:
     """A heap for each category."""
 
+    remembers = True
+
     def __init__(self, settings: WorkloadAware) -> None:
         self._settings = settings
         self._heaps: dict[int, LeafHeap[TreeNode]] = {}
@@ -132,6 +134,11 @@ class WorkloadAwareEvictor:
         node.memo = Use(node.created, turns)
         if gone is not None:
             self._observe(gone.turns_before, node.created - gone.access)
+
+    def on_extend(self, node: TreeNode) -> None:
+        """The time to its next use counts from now."""
+        self._now = max(self._now, node.last_used)
+        node.memo = Use(node.last_used, node.memo.turns_before)
 
     def on_hit(self, node: TreeNode) -> None:
         """Count the time since the node's last use, for the category that it had until now."""

@@ -6,6 +6,7 @@ records; nothing of a launch is kept or checked."""
 
 from bisect import bisect_left
 from collections import deque
+from dataclasses import replace
 from typing import Any, Protocol
 
 import numpy as np
@@ -15,14 +16,17 @@ from core.clock import Clock
 from core.config import EngineConfig, require
 from core.errors import ConfigError, InvariantError
 from core.hookspecs import hookimpl
-from core.launch import Launch, LaunchResult, PoolLayout, RowSetup
-from core.protocols import StepTimeModel
+from core.launch import Launch, LaunchResult, PoolLayout, RowSetup, reads
 from core.queries import ExecutorQuery, StepTimeQuery
+from core.recent import MOST
 from plugins.executor.script import POSITION, Script, mix, stream_start
 from plugins.shared.clocks import VirtualClock
+from plugins.shared.step_time import StepTimeModel
 
 Int32 = NDArray[np.int32]
 MAX_IN_FLIGHT = 2
+_NONE = np.empty(0, np.int32)
+_FURTHER = np.arange(MOST).astype(np.uint64) * POSITION
 
 
 class DeviceModel(StepTimeModel, Protocol):
@@ -135,54 +139,47 @@ class SimulatedExecutor:
             raise InvariantError(f"at most {MAX_IN_FLIGHT} launches in flight, got one more")
         for setup in launch.setups:
             self._set_up(setup)
-        graph_rows = self._graph_rows(launch)
-        ends = launch.first_positions + launch.num_tokens
-        ends_s = launch.ends_s if launch.repeats > 1 else None
-        if ends_s is not None:
-            self._free_at_s = float(ends_s[-1])
-        else:
+        graph_rows, ends_s = self._graph_rows(launch), launch.ends_s
+        if ends_s is None:
             host_s = self._plugin.host_s + self._plugin.host_row_s * len(launch.row_ids)
             start_s = max(self._clock.now() + host_s, self._free_at_s)
-            self._free_at_s = start_s + self._seconds(launch, ends, graph_rows)
-        tokens = self._tokens(launch, ends)
-        facts: Any = {"errors": self._errors(launch) if self._asks else {}}
-        facts["graph_rows"] = graph_rows
-        if ends_s is not None and self._overlap:
-            streams = tokens.reshape(-1, launch.repeats)
-            first, tokens = streams[:, :-1].ravel(), streams[:, -1]
-            known_s, ends_s = ends_s[:-1], ends_s[-1:]
-            self._pending.append(
-                LaunchResult(launch.launch_id, first, float(known_s[-1]), ends_s=known_s)
-            )
-        self._pending.append(
-            LaunchResult(launch.launch_id, tokens, self._free_at_s, ends_s=ends_s, **facts)
-        )
+            self._free_at_s = start_s + self._seconds(launch, graph_rows)
+            tokens = self._tokens(launch, 0)
+        else:
+            self._free_at_s = float(ends_s[-1])
+            first, tokens = self._both(launch, len(ends_s))
+            facts = launch.launch_id, first, float(ends_s[-2])
+            self._pending.append(LaunchResult(*facts, ends_s=ends_s[:-1]))
+        errors = self._errors(launch) if self._asks else {}
+        result = LaunchResult(launch.launch_id, tokens, self._free_at_s, errors)
+        self._pending.append(replace(result, graph_rows=graph_rows) if graph_rows else result)
 
     def forecast(
-        self, rows: NDArray[np.int32], kv_tokens: int, num: int
-    ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-        """When each of the next `num` steps is planned, and when its launch ends, if all are of
-        these one-token rows, the first reads `kv_tokens`, and nothing else happens. One step alone
-        of rows that end with an error, or if with overlap the host takes longer than the device."""
-        plugin, num_rows = self._plugin, len(rows)
-        padded = self._padded(num_rows) or num_rows
-        reads = kv_tokens + num_rows * np.arange(num)
-        seconds = plugin.step_time.seconds(padded, padded, reads, reads) + np.zeros(num)
-        host_s, now_s = plugin.host_s + plugin.host_row_s * num_rows, self._clock.now()
-        fails = self._asks and self._asks.keys() & set(rows.tolist())
-        if fails or (self._overlap and host_s > seconds.min()):
-            seconds = seconds[:1]
-        parts = np.zeros(2 * len(seconds) + 1)
-        parts[2::2] = seconds
-        if self._overlap:  # a step is planned while the one before runs, when that before it ended
-            ahead_s = [now_s, max(now_s, self._free_at_s)]
-            parts[0] = max(now_s + host_s, self._free_at_s)
+        self, rows: Int32, first: Int32, num_tokens: Int32, left: Int32, room: Int32, until_s: float
+    ) -> tuple[Int32, NDArray[np.float64]]:
+        """How many tokens each of these rows has after each of the next steps, int32 [steps, rows],
+        if nothing else happens, and when their launches end: of steps that are planned before
+        `until_s`, up to the first in which a prompt ends or a row has no room for more tokens.
+        first: where they start. A row that decodes has one token a step; one with more has
+        num_tokens a step until none of its `left` is left. One step alone of rows that end with an
+        error, or if with overlap the host takes longer than the device."""
+        num_rows, num = len(rows), self._steps_alike(num_tokens, left, room)
+        if self._asks and self._asks.keys() & set(rows.tolist()):
+            num = 1
+        times = np.arange(1, num + 1, dtype=np.int32)
+        each = num_tokens * times[:, None]
+        if int(np.maximum.reduce(num_tokens)) == 1:
+            padded = self._padded(num_rows) or num_rows
+            kv_tokens = int(np.add.reduce(first)) + num_rows * times.astype(np.int64)
+            figures: Any = padded, padded, kv_tokens, kv_tokens
         else:
-            ahead_s = [now_s]
-            parts[0], parts[1::2] = now_s, host_s
-        # One addition after another, as single launches do it: the same bits.
-        ends_s = np.add.accumulate(parts)[2::2]
-        return np.concatenate((ahead_s, ends_s))[: len(ends_s)], ends_s
+            each = np.where(num_tokens == 1, each, np.minimum(each, left))
+            kv_tokens, attended, tokens = reads(first, each)
+            figures = num_rows, tokens, kv_tokens, attended
+        seconds = self._plugin.step_time.seconds(*figures) + np.zeros(num)
+        planned_s, ends_s = self._line(num_rows, seconds)
+        num = int(np.count_nonzero(planned_s < until_s))
+        return each[:num], ends_s[:num]
 
     def collect(self) -> LaunchResult:
         """The oldest launch, at the simulated time it ends. Raises InvariantError if there is
@@ -221,18 +218,42 @@ class SimulatedExecutor:
         if params.logprobs is not None or params.prompt_logprobs is not None:
             self._asks[row] = "a simulation computes no log-probabilities"
 
-    def _seconds(self, launch: Launch, ends: Int32, graph_rows: int) -> float:
-        counts = launch.num_tokens
-        num_rows = num_tokens = len(counts)
-        kv_tokens = attended = int(ends.sum())
-        if launch.num_decode_rows < num_rows:  # new tokens attend to first + 1 .. end tokens
-            num_tokens = int(counts.sum())
-            twice_mean = (launch.first_positions + ends + 1).astype(np.int64)
-            attended = int(counts @ twice_mean) // 2
+    def _steps_alike(self, num_tokens: Int32, left: Int32, room: Int32) -> int:
+        num = min(MOST, int(room.min()))
+        slices = num_tokens > 1
+        if np.count_nonzero(slices):
+            num = min(num, int((-(-left // num_tokens))[slices].min()))
+            # A last slice of one token would be a one-token row.
+            num -= bool(np.count_nonzero(left[slices] == num_tokens[slices] * (num - 1) + 1))
+        elif int(left.max()) > 1:
+            num = 1  # a slice of one token
+        return max(num, 1)
+
+    def _line(self, num_rows: int, seconds: NDArray[np.float64]) -> tuple[Any, Any]:
+        """When steps that take so long on the device are planned, and when they end."""
+        plugin, now_s = self._plugin, self._clock.now()
+        host_s = plugin.host_s + plugin.host_row_s * num_rows
+        if not self._overlap:
+            parts = np.full(2 * len(seconds) + 1, host_s)
+            parts[0], parts[2::2] = now_s, seconds
+            # One addition after another, as single launches do it: the same bits.
+            ends_s = np.add.accumulate(parts)[2::2]
+            return np.concatenate(([now_s], ends_s[:-1])), ends_s
+        if host_s > seconds.min():
+            seconds = seconds[:1]
+        # A step is planned while the one before runs, when that before it ended.
+        start_s = max(now_s + host_s, self._free_at_s)
+        line = np.add.accumulate(np.concatenate(([start_s], seconds)))
+        line[0] = max(now_s, self._free_at_s)
+        return np.concatenate(([now_s], line[:-1]))[: len(seconds)], line[1:]
+
+    def _seconds(self, launch: Launch, graph_rows: int) -> float:
+        kv, attended, tokens = reads(launch.first_positions, launch.num_tokens[None])
+        num_rows, num_tokens = len(launch.row_ids), int(tokens[0])
         if graph_rows:
             num_tokens = num_rows = graph_rows
-        step_time = self._plugin.step_time
-        return float(step_time.seconds(num_rows, num_tokens, kv_tokens, attended))
+        model = self._plugin.step_time
+        return float(model.seconds(num_rows, num_tokens, int(kv[0]), int(attended[0])))
 
     def _graph_rows(self, launch: Launch) -> int:
         num_rows = len(launch.row_ids)
@@ -242,17 +263,29 @@ class SimulatedExecutor:
         sizes = self._plugin.graph_sizes
         return sizes[bisect_left(sizes, num_rows)] if sizes and num_rows <= sizes[-1] else 0
 
-    def _tokens(self, launch: Launch, ends: Int32) -> Int32:
-        rows, samples = launch.row_ids, launch.samples
-        if np.count_nonzero(samples) < len(samples):
-            rows, ends = rows[samples], ends[samples]
+    def _both(self, launch: Launch, num: int) -> tuple[Int32, Int32]:
+        """What a launch that runs so many times yields before the last, and then."""
+        decodes = launch.num_decode_rows
+        rows, first = launch.row_ids[:decodes], launch.first_positions[:decodes]
+        streams, last = self._scripted(rows, first + 1, num), self._tokens(launch, decodes)
+        return streams[:, :-1].ravel(), np.concatenate((streams[:, -1], last))
+
+    def _tokens(self, launch: Launch, start: int) -> Int32:
+        """What rows from `start` on yield, the last time."""
+        samples = launch.samples[start:].nonzero()[0] + start
+        if not len(samples):
+            return _NONE
+        last = launch.num_tokens if launch.each is None else launch.each[-1]
+        ends = launch.first_positions + last
+        return self._scripted(launch.row_ids[samples], ends[samples], 1).ravel()
+
+    def _scripted(self, rows: Int32, ends: Int32, num: int) -> Int32:
+        """The tokens of rows that follow so many known ones, int32 [rows, num]."""
         mixed = self._starts[rows] + ends.astype(np.uint64) * POSITION
-        if launch.repeats > 1:
-            further = np.arange(launch.repeats).astype(np.uint64) * POSITION
-            mixed = (mixed[:, None] + further).ravel()
+        mixed = mixed[:, None] + _FURTHER[:num]
         tokens = (mix(mixed) % np.uint64(self.vocab_size)).astype(np.int32)
         if self._masked:
-            self._mask(tokens.reshape(len(rows), launch.repeats), rows, ends)
+            self._mask(tokens, rows, ends)
         return tokens
 
     def _mask(self, tokens: Int32, rows: Int32, ends: Int32) -> None:

@@ -26,12 +26,12 @@ from numpy.typing import NDArray
 
 from core.engine import Engine
 from core.errors import ConfigError
-from core.protocols import StepTimeModel
 from core.records import RequestRecord, StepRecord
 from core.request import Request
 from plugins.mode.samples import distribution
 from plugins.shared.cache_bounds import belady_min_hits, infinite_hits, prefix_trace, prompt_uses
 from plugins.shared.metrics import COMPLETED, e2e_s, ttft_s
+from plugins.shared.step_time import StepTimeModel
 
 Float = NDArray[np.float64]
 

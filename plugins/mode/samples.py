@@ -28,9 +28,6 @@ class Distribution:
             return
         self._parts.append(values)
         self._held += len(values)
-        self._count += len(values)
-        self._sum += float(values.sum())
-        self._max = max(self._max, float(values.max()))
         if self._held > EXACT:
             self._fold()
 
@@ -51,7 +48,10 @@ class Distribution:
 
     def _fold(self) -> None:
         last = int(np.ceil(np.log(MOST_S / LEAST_S) * BINS_PER_E))
-        values = np.concatenate(self._parts) if self._parts else np.empty(0)
+        values = np.concatenate([*self._parts, np.empty(0)])
+        self._count += len(values)
+        self._sum += float(values.sum())
+        self._max = max(self._max, float(values.max(initial=-np.inf)))
         places = np.ceil(np.log(np.clip(values, LEAST_S, MOST_S) / LEAST_S) * BINS_PER_E)
         counts = np.bincount(np.minimum(places, last).astype(np.int64), minlength=last + 1)
         self._bins = counts if self._bins is None else self._bins + counts

@@ -94,7 +94,11 @@ class StepTotals:
 
     def _before_end(self, record: StepRecord) -> dict[str, float]:
         """How far levels at the end of steps that went in one are above their means over these."""
-        later_tokens = record.num_rows * (record.steps - 1) / 2
+        before = record.steps - 1
+        each = (record.prefill_tokens - record.last_prefill_tokens) / before
+        decodes = record.decode_tokens / record.steps
+        later_tokens = (each + decodes) * before / 2
+        later_tokens += (record.last_prefill_tokens - each) * before / record.steps
         return {
             "reserved_tokens": record.later_free * self.page_size,
             "live_tokens": later_tokens,

@@ -150,9 +150,9 @@ class _Teller:
     def _ran(self, step: dict[str, Any]) -> None:
         tokens = [num for name, _, num in step["rows"] if name == self._request]
         if tokens:
-            what = "decode" if max(tokens) == 1 else "prefill"
+            what = "decode" if max(tokens) <= step.get("steps", 1) else "prefill"
             event = self._add(step, what, "", what)
-            event.tokens += sum(tokens) * step.get("steps", 1)  # of steps in one, each has these
+            event.tokens += sum(tokens)
 
     def _add(self, step: dict[str, Any], what: str, why: str, key: str) -> Event:
         """A new event, or the last one prolonged."""

@@ -101,11 +101,11 @@ class Accounts:
             tab = self._tabs.get(choice.request_id)
             if choice.kind in STARTED and tab is not None:
                 prompts.append((tab, int(choice.detail["cached_tokens"])))
-        outputs = [self._tabs[one] for one, _ in event.rows if one in self._tabs]
         last, before = event.record.step + event.record.steps - 1, event.record.steps - 1
         if before:
-            self._steps.add(last - 1, Charges([], outputs, before))
-        self._steps.add(last, Charges(prompts, outputs, 1))
+            whole = event.rows[: len(event.rows) - event.num_late]
+            self._steps.add(last - 1, Charges([], self._open(whole), before))
+        self._steps.add(last, Charges(prompts, self._open(event.rows), 1))
         self._book(last + 1)  # what the next plan, at the earliest, may know
         for record in event.finished:
             self._tabs.pop(record.request_id, None)
@@ -141,6 +141,9 @@ class Accounts:
     def weight(self, client: str) -> float:
         """The client's share of service against others'."""
         return self._client_weights.get(client, 1.0)
+
+    def _open(self, rows: list[tuple[str, int]]) -> list[Tab]:
+        return [self._tabs[one] for one, _ in rows if one in self._tabs]
 
     def _book(self, step: int) -> None:
         for charges in self._steps.due(step):

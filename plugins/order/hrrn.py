@@ -32,9 +32,15 @@ class Hrrn:
 
     @hookimpl
     def on_step(self, query: StepEvent) -> None:
-        """Count the prompt tokens of a step."""
-        self._steps.add(query.record.step, query.record.prefill_tokens)
-        self._computed += sum(self._steps.due(query.record.step + 1))
+        """Count the prompt tokens of a step. Of steps that went in one, all but the last are due
+        when the next is planned."""
+        record, before = query.record, query.record.steps - 1
+        tokens, last = record.prefill_tokens, record.step + before
+        if before:
+            self._steps.add(last - 1, tokens - record.last_prefill_tokens)
+            tokens = record.last_prefill_tokens
+        self._steps.add(last, tokens)
+        self._computed += sum(self._steps.due(last + 1))
 
     @hookimpl
     def decide_order(self, query: OrderQuery) -> OrderDecision:

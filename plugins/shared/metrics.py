@@ -53,6 +53,8 @@ def tpot_s(record: RequestRecord) -> float | None:
 
 def token_gaps_s(records: Iterable[RequestRecord]) -> Samples:
     """All gaps between successive tokens of a choice, seconds, float64 (the ITL samples)."""
-    streams = (choice.times_s for record in records for choice in record.choices)
-    gaps = [np.diff(np.asarray(times)) for times in streams if len(times) > 1]
+    streams = [np.asarray(choice.times_s) for record in records for choice in record.choices]
+    gaps: list[Samples] = [times[1:] - times[:-1] for times in streams if len(times) > 1]
+    if len(gaps) == 1:
+        return gaps[0]
     return np.concatenate(gaps) if gaps else np.empty(0)

@@ -9,8 +9,8 @@ from typing import Any
 
 from core.config import require
 from core.hookspecs import hookimpl
-from core.protocols import StepTimeModel
 from core.queries import StepTimeQuery
+from plugins.shared.step_time import StepTimeModel
 
 
 class Pooled:

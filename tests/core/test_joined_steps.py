@@ -132,8 +132,9 @@ def test_steps_in_one_are_the_same_steps(seqs, overlap):
     assert 1 < longest <= MOST
     for event in events:
         record = event.record
-        assert len(event.token_ids) == len(event.rows) * record.steps
-        assert record.prefill_tokens == 0 or record.steps == 1
+        further = (len(event.rows) - event.num_late) * (record.steps - 1)
+        assert len(event.token_ids) == len(event.rows) + further == record.sampled_tokens
+        assert record.steps > 1 or record.prefill_tokens == record.last_prefill_tokens
 
 
 def test_the_last_step_of_some_ends_requests():

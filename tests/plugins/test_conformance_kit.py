@@ -188,7 +188,7 @@ def test_every_hook_is_known_to_the_kit():
         ("plugins.order.nosuch:Fcfs", None, "No module named"),
         ("plugins.order.fcfs:Nosuch", None, "no attribute 'Nosuch'"),
         ("plugins.order.fcfs:hookimpl", None, "must name a class"),
-        ("plugins.cache.lru:LruEvictor", None, "has on_hit, no hook"),
+        ("plugins.cache.lru:LruEvictor", None, "has on_extend, no hook"),
         ("plugins.admission.prompt_fits:PromptFits", '{"growth_share": 3}', "growth_share must be"),
         ("plugins.admission.prompt_fits:PromptFits", '{"shar": 3}', "shar is no key"),
         ("plugins.admission.prompt_fits:PromptFits", "[1]", "must be a JSON object"),

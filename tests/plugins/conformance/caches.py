@@ -97,6 +97,8 @@ class _Offers:
         self.evictor, self.broken = evictor, broken
         self.offered: set[Any] = set()
         self.gone: list[Any] = []
+        self.remembers = getattr(evictor, "remembers", True)
+        self.on_extend = getattr(evictor, "on_extend", None)
 
     def on_insert(self, node: Any) -> None:
         self.evictor.on_insert(node)

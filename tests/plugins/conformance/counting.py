@@ -36,7 +36,7 @@ class Number(int):
 
 
 class CountedNode:
-    """A core.protocols.CacheNode that counts reads of its facts."""
+    """A CacheNode that counts reads of its facts."""
 
     def __init__(self, serial: int, num_pages: int) -> None:
         self._facts = {

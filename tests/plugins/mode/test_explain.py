@@ -129,7 +129,7 @@ def test_preemption_says_by_whom_why_for_whom_and_at_what_cost() -> None:
 
 
 def test_record_of_several_steps_counts_as_these() -> None:
-    several = step(3, rows=[("x", 0, 1)]) | {"steps": 4}
+    several = step(3, rows=[("x", 0, 4)]) | {"steps": 4}
     steps = [
         step(2, ("x", "admitted", "room"), rows=[("x", 0, 9)]),
         several,
