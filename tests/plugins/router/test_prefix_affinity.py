@@ -38,11 +38,19 @@ def test_miss_goes_to_the_idle_worker_and_not_to_the_smallest_tree():
 
 def test_a_full_home_passes_on_to_the_next_and_then_to_the_least_loaded():
     """Seven requests and this one on three replicas: ceil(1.25 * 8 / 3) = 4 at most."""
+    rule = PrefixAffinity(slack=0.25, floor=1)
     full = query(*loads(4, 2, 1), cached=[96, 80, 0])
-    assert PrefixAffinity(slack=0.25).decide_route(full).replica == "b"
+    assert rule.decide_route(full).replica == "b"
     both = query(*loads(4, 4, 0), cached=[96, 80, 0])  # ceil(1.25 * 9 / 3) = 4
-    decision = PrefixAffinity(slack=0.25).decide_route(both)
+    decision = rule.decide_route(both)
     assert (decision.replica, decision.reason) == ("c", "fewest requests; its homes have 4 or more")
+
+
+def test_a_home_with_few_requests_is_not_full():
+    """Three requests on eight replicas: ceil(1.25 * 4 / 8) = 1, which the floor lifts to 4."""
+    few = query(*loads(3, *[0] * 7), cached=[96] + [0] * 7)
+    assert PrefixAffinity(floor=4).decide_route(few).replica == "a"
+    assert PrefixAffinity(floor=3).decide_route(few).replica == "b"
 
 
 def test_an_idle_home_is_never_full():
@@ -54,3 +62,5 @@ def test_bad_values_are_refused():
         PrefixAffinity(share=1.0)
     with pytest.raises(ConfigError, match="slack must be > 0, got 0"):
         PrefixAffinity(slack=0.0)
+    with pytest.raises(ConfigError, match="floor must be >= 1, got 0"):
+        PrefixAffinity(floor=0)
