@@ -4,9 +4,9 @@ What decides is the same as on a device: scheduler, allocator, prefix tree and p
 are. Token values are scripted as the fake executor's (script.py), so that both give the same step
 records; nothing of a launch is kept or checked."""
 
-from bisect import bisect_left
 from collections import deque
 from dataclasses import replace
+from statistics import fmean
 from typing import Any, Protocol
 
 import numpy as np
@@ -21,6 +21,7 @@ from core.queries import ExecutorQuery, StepTimeQuery
 from core.recent import MOST
 from plugins.executor.script import POSITION, Script, mix, stream_start
 from plugins.shared.clocks import VirtualClock
+from plugins.shared.launch_sizes import KINDS, LaunchSizes, least
 from plugins.shared.step_time import StepTimeModel
 
 Int32 = NDArray[np.int32]
@@ -43,11 +44,14 @@ class Simulated:
     """The plugin.
 
     step_time: the device's time of a step: a StepTimeModel, or a DeviceModel. vocab_size,
-    max_model_len: what it claims of its model. host_s, host_row_s: seconds in which the host plans
-    and launches a step, fixed and for each row; they pass before the launch, so with engine.overlap
-    they are hidden while the launch before runs. graph_sizes: numbers of rows to which a step of
-    one-token rows is padded, ascending, as graphs captured at a few sizes do ([]: none). null: what
-    was measured with the step_time (attributes of these names), else 0 and none."""
+    max_model_len: what it claims of its model. host_s, host_row_s: seconds that a step takes the
+    host, fixed and for each row; they pass before the launch, so with engine.overlap they are
+    hidden while the launch before runs. launch_s: in which it then starts the rest of a launch, by
+    kind (plugins/shared/launch_sizes.py), or several values, of which each launch draws one by the
+    run's seed; the device works meanwhile, and ends no sooner. The host
+    does one thing after the other. graph_sizes: numbers of rows to which a step of one-token rows
+    is padded, ascending, as graphs captured at a few sizes do ([]: none). null: what was measured
+    with the step_time (its attributes of these names, and `sizes`), else 0 and none."""
 
     def __init__(
         self,
@@ -57,6 +61,7 @@ class Simulated:
         host_s: float | None = None,
         host_row_s: float | None = None,
         graph_sizes: list[int] | None = None,
+        launch_s: dict[str, Any] | None = None,
     ) -> None:
         require(vocab_size >= 2, "executor.vocab_size", ">= 2", vocab_size)
         require(max_model_len >= 2, "executor.max_model_len", ">= 2", max_model_len)
@@ -64,10 +69,20 @@ class Simulated:
         row_s = getattr(step_time, "host_row_s", 0.0) if host_row_s is None else host_row_s
         require(fixed_s >= 0, "executor.host_s", ">= 0", fixed_s)
         require(row_s >= 0, "executor.host_row_s", ">= 0", row_s)
-        sizes = getattr(step_time, "graph_sizes", []) if graph_sizes is None else graph_sizes
-        sizes = list(sizes)
-        ascend = sizes == sorted(set(sizes)) and all(size >= 1 for size in sizes)
-        require(ascend, "executor.graph_sizes", "null or >= 1, ascending", graph_sizes)
+        given = getattr(step_time, "launch_s", {}) if launch_s is None else launch_s
+        starts_s = {
+            kind: tuple(one) if isinstance(one, list | tuple) else (one,)
+            for kind, one in given.items()
+        }
+        known = set(starts_s) <= set(KINDS)
+        some = all(one and min(one) >= 0 for one in starts_s.values())
+        rule = f"null or seconds >= 0, one or more, by kind: {', '.join(KINDS)}"
+        require(known and some, "executor.launch_s", rule, launch_s)
+        sizes: LaunchSizes = getattr(step_time, "sizes", LaunchSizes())
+        if graph_sizes is not None:
+            ascend = graph_sizes == sorted({size for size in graph_sizes if size >= 1})
+            require(ascend, "executor.graph_sizes", "null or >= 1, ascending", graph_sizes)
+            sizes = replace(sizes, graphs=graph_sizes)
         known = callable(getattr(step_time, "seconds", None))
         require(known, "executor.step_time", "a model with a method seconds", step_time)
         self.step_time = step_time
@@ -75,7 +90,8 @@ class Simulated:
         self.max_model_len = max_model_len
         self.host_s = fixed_s
         self.host_row_s = row_s
-        self.graph_sizes = sizes
+        self.launch_s = dict.fromkeys(KINDS, (0.0,)) | starts_s
+        self.sizes = sizes
 
     @hookimpl
     def build_step_time_model(self, query: StepTimeQuery) -> StepTimeModel:
@@ -87,7 +103,7 @@ class Simulated:
         """An executor of its own for each engine. Raises ConfigError under a real clock."""
         if not isinstance(query.clock, VirtualClock):
             raise ConfigError("clock must be virtual for the simulated executor, got real")
-        return SimulatedExecutor(self, query.clock, query.engine)
+        return SimulatedExecutor(self, query.clock, query.engine, query.seed)
 
 
 class SimulatedExecutor:
@@ -98,7 +114,7 @@ class SimulatedExecutor:
     computes = False
     end_token_ids: tuple[int, ...] = ()
 
-    def __init__(self, plugin: Simulated, clock: Clock, engine: EngineConfig) -> None:
+    def __init__(self, plugin: Simulated, clock: Clock, engine: EngineConfig, seed: int) -> None:
         self.vocab_size = plugin.vocab_size
         self.max_model_len = plugin.max_model_len
         self.step_time = plugin.step_time
@@ -107,6 +123,10 @@ class SimulatedExecutor:
         self._memory_share = engine.memory_share
         self._overlap = engine.overlap
         self._free_at_s = 0.0
+        self._host_free_at_s = 0.0
+        self._rng = np.random.default_rng(
+            seed
+        )  # of launches that take the host one of several times
         self._pending: deque[LaunchResult] = deque()
         self._starts = np.empty(0, np.uint64)  # of the rows' token streams: script.py
         self._asks: dict[int, str] = {}  # rows whose request wants what nothing here can compute
@@ -141,12 +161,12 @@ class SimulatedExecutor:
             self._set_up(setup)
         graph_rows, ends_s = self._graph_rows(launch), launch.ends_s
         if ends_s is None:
-            host_s = self._plugin.host_s + self._plugin.host_row_s * len(launch.row_ids)
-            start_s = max(self._clock.now() + host_s, self._free_at_s)
-            self._free_at_s = start_s + self._seconds(launch, graph_rows)
+            self._start(launch)
             tokens = self._tokens(launch, 0)
         else:
             self._free_at_s = float(ends_s[-1])
+            start_s = self._plugin.launch_s[self._sizes(launch)[2]][0]
+            self._host_free_at_s = self._host_ends_s(len(launch.row_ids), start_s)[1]
             first, tokens = self._both(launch, len(ends_s))
             facts = launch.launch_id, first, float(ends_s[-2])
             self._pending.append(LaunchResult(*facts, ends_s=ends_s[:-1]))
@@ -162,31 +182,41 @@ class SimulatedExecutor:
         `until_s`, up to the first in which a prompt ends or a row has no room for more tokens.
         first: where they start. A row that decodes has one token a step; one with more has
         num_tokens a step until none of its `left` is left. One step alone of rows that end with an
-        error, or if with overlap the host takes longer than the device."""
+        error, if the host takes longer than the device, or not always as long."""
         num_rows, num = len(rows), self._steps_alike(num_tokens, left, room)
         if self._asks and self._asks.keys() & set(rows.tolist()):
             num = 1
+        sizes = self._plugin.sizes
         times = np.arange(1, num + 1, dtype=np.int32)
         each = num_tokens * times[:, None]
         if int(np.maximum.reduce(num_tokens)) == 1:
-            padded = self._padded(num_rows) or num_rows
+            padded, _, kind = sizes.padded(num_rows, num_rows, num_rows)
             kv_tokens = int(np.add.reduce(first)) + num_rows * times.astype(np.int64)
             figures: Any = padded, padded, kv_tokens, kv_tokens
         else:
-            each = np.where(num_tokens == 1, each, np.minimum(each, left))
+            decodes = num_tokens == 1
+            each = np.where(decodes, each, np.minimum(each, left))
             kv_tokens, attended, tokens = reads(first, each)
+            counts = int(np.count_nonzero(decodes)), num_rows
+            _, padded, kind = sizes.padded(*counts, int(tokens[0]))
+            _, last, last_kind = sizes.padded(*counts, int(tokens[-1]))
+            tokens[:], tokens[-1] = padded, last
+            num -= num > 1 and last_kind != kind
             figures = num_rows, tokens, kv_tokens, attended
-        seconds = self._plugin.step_time.seconds(*figures) + np.zeros(num)
-        planned_s, ends_s = self._line(num_rows, seconds)
+        seconds = (self._plugin.step_time.seconds(*figures) + np.zeros(len(times)))[:num]
+        planned_s, ends_s = self._line(num_rows, kind, seconds)
         num = int(np.count_nonzero(planned_s < until_s))
         return each[:num], ends_s[:num]
 
     def collect(self) -> LaunchResult:
-        """The oldest launch, at the simulated time it ends. Raises InvariantError if there is
-        none."""
+        """The oldest launch, at the simulated time it ends, or at which the host has started the
+        one after it. Raises InvariantError if there is none."""
         if not self._pending:
             raise InvariantError("collect needs a launch in flight, got none")
         result = self._pending.popleft()
+        seen_s = self._host_free_at_s
+        if seen_s > result.finished_s and result.ends_s is None:  # only the last of several can
+            result = replace(result, finished_s=seen_s)
         self._clock.wait_until(result.finished_s)
         return result
 
@@ -200,7 +230,8 @@ class SimulatedExecutor:
             "step_time": {"source": type(step_time).__name__.lower()} | known,
             "host_s": plugin.host_s,
             "host_row_s": plugin.host_row_s,
-            "graph_sizes": plugin.graph_sizes,
+            "launch_s": {kind: fmean(values) for kind, values in plugin.launch_s.items()},
+            "graph_sizes": list(plugin.sizes.graphs),
         }
 
     def close(self) -> None:
@@ -229,39 +260,59 @@ class SimulatedExecutor:
             num = 1  # a slice of one token
         return max(num, 1)
 
-    def _line(self, num_rows: int, seconds: NDArray[np.float64]) -> tuple[Any, Any]:
+    def _line(
+        self, num_rows: int, kind: str, seconds: NDArray[np.float64]
+    ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
         """When steps that take so long on the device are planned, and when they end."""
         plugin, now_s = self._plugin, self._clock.now()
         host_s = plugin.host_s + plugin.host_row_s * num_rows
+        start_s, *others_s = plugin.launch_s[kind]
+        busy_s = start_s  # what must not last longer than a step
+        if self._overlap:  # the second of an idle engine is planned while the first one starts
+            busy_s += host_s if self._pending else host_s + busy_s
+        if others_s or busy_s > seconds.min():
+            seconds = seconds[:1]
+        # One addition after another, as single launches do it: the same bits.
         if not self._overlap:
             parts = np.full(2 * len(seconds) + 1, host_s)
             parts[0], parts[2::2] = now_s, seconds
-            # One addition after another, as single launches do it: the same bits.
             ends_s = np.add.accumulate(parts)[2::2]
             return np.concatenate(([now_s], ends_s[:-1])), ends_s
-        if host_s > seconds.min():
-            seconds = seconds[:1]
         # A step is planned while the one before runs, when that before it ended.
-        start_s = max(now_s + host_s, self._free_at_s)
-        line = np.add.accumulate(np.concatenate(([start_s], seconds)))
-        line[0] = max(now_s, self._free_at_s)
+        ready_s, done_s = self._host_ends_s(num_rows, start_s)
+        line = np.add.accumulate(np.concatenate(([max(ready_s, self._free_at_s)], seconds)))
+        line[0] = max(done_s, self._free_at_s) if self._pending else now_s
         return np.concatenate(([now_s], line[:-1]))[: len(seconds)], line[1:]
 
-    def _seconds(self, launch: Launch, graph_rows: int) -> float:
-        kv, attended, tokens = reads(launch.first_positions, launch.num_tokens[None])
-        num_rows, num_tokens = len(launch.row_ids), int(tokens[0])
-        if graph_rows:
-            num_tokens = num_rows = graph_rows
+    def _start(self, launch: Launch) -> None:
+        """Set until when the host and the device are busy with a launch."""
+        kv, attended, _ = reads(launch.first_positions, launch.num_tokens[None])
+        computed, tokens, kind = self._sizes(launch)
         model = self._plugin.step_time
-        return float(model.seconds(num_rows, num_tokens, int(kv[0]), int(attended[0])))
+        seconds = float(model.seconds(computed, tokens, int(kv[0]), int(attended[0])))
+        starts_s = self._plugin.launch_s[kind]
+        start_s = starts_s[self._rng.integers(len(starts_s))] if len(starts_s) > 1 else starts_s[0]
+        ready_s, self._host_free_at_s = self._host_ends_s(len(launch.row_ids), start_s)
+        device_s = max(ready_s, self._free_at_s) + seconds
+        self._free_at_s = max(device_s, self._host_free_at_s)
+
+    def _sizes(self, launch: Launch) -> tuple[int, int, str]:
+        """Rows and tokens that are computed, and how the launch is started."""
+        num_tokens = int(np.add.reduce(launch.num_tokens))
+        sizes = self._plugin.sizes
+        return sizes.padded(launch.num_decode_rows, len(launch.row_ids), num_tokens)
+
+    def _host_ends_s(self, num_rows: int, start_s: float) -> tuple[float, float]:
+        """When the host has planned the next launch, and when it has started it."""
+        plugin = self._plugin
+        host_s = plugin.host_s + plugin.host_row_s * num_rows
+        ready_s = max(self._clock.now(), self._host_free_at_s) + host_s
+        return ready_s, ready_s + start_s
 
     def _graph_rows(self, launch: Launch) -> int:
         num_rows = len(launch.row_ids)
-        return 0 if launch.num_decode_rows < num_rows else self._padded(num_rows)
-
-    def _padded(self, num_rows: int) -> int:
-        sizes = self._plugin.graph_sizes
-        return sizes[bisect_left(sizes, num_rows)] if sizes and num_rows <= sizes[-1] else 0
+        decodes = launch.num_decode_rows == num_rows
+        return least(self._plugin.sizes.graphs, num_rows) if decodes else 0
 
     def _both(self, launch: Launch, num: int) -> tuple[Int32, Int32]:
         """What a launch that runs so many times yields before the last, and then."""

@@ -210,6 +210,8 @@ class TorchExecutor:
             sizes = {names[shares]: graphs.sizes for shares, graphs in state.graphs.items()}
             if state.chunk_graphs is not None:
                 sizes["sizes_of_chunks"] = state.chunk_graphs.sizes
+            if state.padding is not None:
+                sizes["sizes_of_tokens"] = state.padding.sizes
             facts["graphs"] = {"sizes": [], "why_not": state.why_not} | sizes
         return facts
 

@@ -5,15 +5,16 @@ of one token at several contexts, chunks behind several contexts, and both toget
 is the median from one launch's end to the next's with two in flight. A part of the grid is held
 out of the fit; its error is what a simulation's summary carries. Then the session's workload runs
 through the engine, all requests at once: its steps, which no grid chose, are a second test, and
-their host times give those of planning.
+their host times give those of planning, and of starting each kind of launch.
 
 On a CPU a launch computes before it returns, so nothing is hidden behind it: simulate what was
 measured there with engine.overlap=false."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, replace
+from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 import numpy as np
@@ -27,19 +28,20 @@ from core.config import require
 from core.engine import Engine
 from core.records import StepRecord
 from plugins.mode.calibrate_fit import (
+    Fit,
     Steps,
     fit,
-    fit_host,
-    host_seconds,
+    host_times,
+    of_kinds,
     of_records,
-    predicted,
     steps_of,
 )
 from plugins.mode.calibrate_grid import Point, Room, grid, time_point
 from plugins.mode.device_lock import check_lock, lock_of
 from plugins.mode.running import running
-from plugins.shared.calibration import TERMS, UNITS, Calibration, residuals
+from plugins.shared.calibration import TERMS, UNITS, Calibration, Residuals, residuals
 from plugins.shared.clocks import RealClock
+from plugins.shared.launch_sizes import LaunchSizes
 from plugins.shared.session import Session
 
 Float = NDArray[np.float64]
@@ -48,6 +50,7 @@ PLAIN_WIDTH = 100  # columns when the output is no terminal
 ABSENT = "–"
 HOST_PARTS = ("plan", "pack", "launch", "commit", "observers")
 LEAST = 2 * len(TERMS)  # points of a fit
+STRETCH = 16  # steps of a run whose time together is compared
 
 
 class Calibrate:
@@ -100,36 +103,33 @@ class Calibrate:
 
     def _measured(self, session: Session, engine: Engine) -> Calibration:
         rng = np.random.default_rng(session.run.seed)
-        points, steps = self._timed(engine, rng)
-        held_out = rng.permutation(len(points)) < round(self.test_share * len(points))
-        coefficients, knee = fit(steps.part(~held_out))
-        guessed = predicted(coefficients, knee, steps)
-        records = _traffic(session, engine)
         facts = engine.executor.describe()
         on_host = facts.get("device") == "cpu"  # a launch computes before it returns
-        parts = tuple(part for part in HOST_PARTS if not (on_host and part == "launch"))
-        host_s, host_row_s = fit_host(*host_seconds(records, parts))
-        own = of_records(records)
-        device_s = predicted(coefficients, knee, own)
-        host = host_s + host_row_s * own.num_rows
-        hidden = session.engine.overlap and not on_host
-        whole_s = np.maximum(device_s, host) if hidden else device_s + host
+        sizes = _sizes(facts)
+        points, steps = self._timed(engine, rng, sizes)
+        held_out = rng.permutation(len(points)) < round(self.test_share * len(points))
+        found = fit(steps.part(~held_out), host_waits=not on_host)
+        guessed = found.seconds(steps)
+        traffic = traffic_of(
+            _traffic(session, engine), sizes, found, on_host, session.engine.overlap
+        )
         memory = engine.state.memory
         return Calibration(
             model=str(facts.get("model", "none")),
             device=str(facts.get("device_name", facts["device"])),
             dtype=str(facts.get("model_dtype", "none")),
             num_devices=1,
-            coefficients=coefficients,
-            knee_tokens=knee,
-            graph_sizes=list((facts.get("graphs") or {}).get("sizes", [])),
-            host_s=host_s,
-            host_row_s=host_row_s,
+            coefficients=found.coefficients,
+            knee_tokens=found.knee_tokens,
+            sizes=sizes,
+            host_s=traffic.host_s,
+            host_row_s=traffic.host_row_s,
+            launch_s=traffic.launch_s,
             pool_tokens=memory.ledger.num_pages * memory.page_size,
             memory_share=session.engine.memory_share,
             fit=residuals(guessed[~held_out], steps.seconds[~held_out]),
             test=residuals(guessed[held_out], steps.seconds[held_out]),
-            traffic=residuals(whole_s, own.seconds),
+            traffic=traffic.error,
             measured=_origin(session),
             points=_points(points, steps, guessed, held_out),
             skipped=self._num_points - len(points),
@@ -139,7 +139,9 @@ class Calibrate:
     def _num_points(self) -> int:
         return len(grid(self.rows, self.contexts, self.chunks))
 
-    def _timed(self, engine: Engine, rng: np.random.Generator) -> tuple[list[Point], Steps]:
+    def _timed(
+        self, engine: Engine, rng: np.random.Generator, sizes: LaunchSizes
+    ) -> tuple[list[Point], Steps]:
         """The steps of the grid that the engine has room for, and what each took."""
         room = _room(engine)
         points = [one for one in grid(self.rows, self.contexts, self.chunks) if room.holds(one)]
@@ -147,10 +149,49 @@ class Calibrate:
         require(len(points) >= LEAST, "mode.rows, contexts and chunks", rule, len(points))
         rows = []
         for point in points:
-            pace = time_point(engine.executor, point, room, rng, self.warmup, self.repeats)
+            seconds = time_point(engine.executor, point, room, rng, self.warmup, self.repeats)
             facts = point.num_rows, point.num_tokens, point.kv_tokens, point.attended
-            rows.append((*facts, pace.graph_rows, pace.seconds))
-        return points, steps_of(rows)
+            rows.append((point.rows, *facts, seconds))
+        return points, steps_of(rows, sizes)
+
+
+@dataclass(frozen=True, slots=True)
+class Traffic:
+    """What a run tells beside the grid; fields as of Calibration."""
+
+    host_s: float
+    host_row_s: float
+    launch_s: dict[str, list[float]]
+    error: Residuals
+
+
+def traffic_of(
+    records: Sequence[StepRecord], sizes: LaunchSizes, found: Fit, on_host: bool, overlap: bool
+) -> Traffic:
+    """Host times of a run's steps, and how far the fit is from what stretches of them took.
+    on_host: a launch computes before it returns. A kind that the run had none of is taken from the
+    grid."""
+    parts = tuple(part for part in HOST_PARTS if not (on_host and part == "launch"))
+    host_s, host_row_s, own_s = host_times(records, parts, sizes)
+    launch_s = {kind: [seconds] for kind, seconds in found.launch_s.items()} | own_s
+    means_s = {kind: fmean(values) for kind, values in launch_s.items()}
+    steps = of_records(records, sizes)
+    host = host_s + host_row_s * steps.num_rows
+    device_s, starts_s = found.device_s(steps), of_kinds(means_s, steps)
+    if overlap and not on_host:
+        whole_s = np.maximum(device_s, host + starts_s)
+    else:
+        whole_s = host + np.maximum(device_s, starts_s)
+    # Where the host waits and where it does not, a step's tokens are seen at other moments.
+    stretches = range(0, len(steps), STRETCH)
+    sums = [np.add.reduceat(one, stretches) for one in (whole_s, steps.seconds)] if steps else []
+    return Traffic(host_s, host_row_s, launch_s, residuals(*(sums or 2 * [np.empty(0)])))
+
+
+def _sizes(facts: Mapping[str, Any]) -> LaunchSizes:
+    graphs = facts.get("graphs") or {}
+    names = ("sizes", "sizes_of_tokens", "sizes_of_chunks")
+    return LaunchSizes(*(list(graphs.get(name, [])) for name in names))
 
 
 def _room(engine: Engine) -> Room:
@@ -216,6 +257,8 @@ def _print(found: Calibration, paths: Sequence[Path]) -> None:
         costs.add_row(name, f"{found.coefficients[name]:.3g}", unit)
     costs.add_row("host", f"{found.host_s:.3g}", "s")
     costs.add_row("host, a row", f"{found.host_row_s:.3g}", "s/row")
+    for kind, values in found.launch_s.items():
+        costs.add_row(f"launch, {kind}", f"{fmean(values):.3g}", "s")
     terminal.print(costs)
     errors = Table(box=SIMPLE_HEAD, pad_edge=False)
     errors.add_column("error of", style="cyan")
@@ -224,7 +267,7 @@ def _print(found: Calibration, paths: Sequence[Path]) -> None:
     for label, one in (
         ("steps fitted", found.fit),
         ("steps held out", found.test),
-        ("steps of a run", found.traffic),
+        (f"{STRETCH} steps of a run", found.traffic),
     ):
         shares = [ABSENT if x is None else f"{100 * x:.1f} %" for x in (one.mape, one.p90, one.max)]
         errors.add_row(label, f"{one.points}", *shares)

@@ -1,6 +1,6 @@
 """From timed steps to the coefficients of a step's time."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -8,20 +8,28 @@ from numpy.typing import NDArray
 
 from core.records import StepRecord
 from plugins.shared.calibration import TERMS, seconds_of
+from plugins.shared.launch_sizes import KINDS, LaunchSizes
 from plugins.shared.least_squares import non_negative
 
 Float = NDArray[np.float64]
+WAITING = tuple(kind for kind in KINDS if kind != "decode")
+"""Kinds of launches that may take the host longer than the device."""
+WORTH = 0.9
+"""A kind has such steps if that leaves at most this share of the squared error."""
+ROUNDS = 30
+QUANTILES = 50
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Steps:
-    """Facts of steps as a calibration counts them, graph padding included, float64 [n] each; and
-    how long they took."""
+    """Facts of steps as a calibration counts them, padding included, float64 [n] each; the kind of
+    launch, index into KINDS, int64 [n]; and how long they took."""
 
     num_rows: Float
     num_tokens: Float
     kv_tokens: Float
     attended: Float
+    kind: NDArray[np.int64]
     seconds: Float
 
     def __len__(self) -> int:
@@ -32,36 +40,54 @@ class Steps:
         return Steps(**{name: getattr(self, name)[chosen] for name in self.__slots__})
 
 
-def steps_of(rows: Sequence[tuple[int, int, int, int, int, float]]) -> Steps:
-    """Steps from (rows, tokens, kv_tokens, attended, graph_rows, seconds) of each."""
-    table = np.array(rows, np.float64).reshape(-1, 6)
-    num_rows, num_tokens, kv_tokens, attended, graph_rows, seconds = table.T
-    padded = graph_rows > 0
-    num_rows = np.where(padded, graph_rows, num_rows)
-    num_tokens = np.where(padded, graph_rows, num_tokens)
-    return Steps(num_rows, num_tokens, kv_tokens, attended, seconds)
+@dataclass(frozen=True, slots=True)
+class Fit:
+    """coefficients by term and knee in tokens: see plugins/shared/calibration.py. launch_s: seconds
+    that a step of a kind lasts at least, for kinds that have such steps."""
+
+    coefficients: Mapping[str, float]
+    knee_tokens: int
+    launch_s: Mapping[str, float]
+
+    def seconds(self, steps: Steps) -> Float:
+        """Of steps, one launched as soon as there is room for it."""
+        return np.maximum(self.device_s(steps), of_kinds(self.launch_s, steps))
+
+    def device_s(self, steps: Steps) -> Float:
+        """Of the device alone."""
+        facts = steps.num_rows, steps.num_tokens, steps.kv_tokens, steps.attended
+        seconds: Float = seconds_of(self.coefficients, self.knee_tokens, *facts)
+        return seconds
 
 
-def fit(steps: Steps) -> tuple[dict[str, float], int]:
-    """Coefficients by term and the knee in tokens: of least squared relative error, none below 0.
-    Every number of tokens that a step has is tried as the knee; where no step needs one, the
-    smallest stands and its term is 0."""
-    best: tuple[float, Float, int] | None = None
-    for knee in np.unique(steps.num_tokens).astype(int).tolist():
-        columns = _columns(steps, knee) / steps.seconds[:, None]
-        found = non_negative(columns, np.ones(len(steps)))
-        cost = float(np.square(columns @ found - 1).sum())
-        if best is None or cost < best[0] * (1 - 1e-9):
-            best = cost, found, knee
-    assert best is not None, "a fit needs steps"
-    return dict(zip(TERMS, best[1].tolist(), strict=True)), best[2]
+def steps_of(
+    rows: Iterable[tuple[int, int, int, int, int, float]], sizes: LaunchSizes | None = None
+) -> Steps:
+    """Steps from (one-token rows, rows, tokens, kv_tokens, attended, seconds) of each."""
+    padding = sizes or LaunchSizes()
+    facts = []
+    for decodes, num_rows, num_tokens, kv_tokens, attended, seconds in rows:
+        padded_rows, padded_tokens, kind = padding.padded(decodes, num_rows, num_tokens)
+        facts.append((padded_rows, padded_tokens, kv_tokens, attended, KINDS.index(kind), seconds))
+    counts = np.array(facts, np.float64).reshape(-1, 6).T
+    rows_n, tokens_n, kv_n, pairs, kinds, took_s = counts
+    return Steps(rows_n, tokens_n, kv_n, pairs, kinds.astype(np.int64), took_s)
 
 
-def predicted(coefficients: Mapping[str, float], knee: int, steps: Steps) -> Float:
-    """Seconds of steps by a fit."""
-    facts = steps.num_rows, steps.num_tokens, steps.kv_tokens, steps.attended
-    seconds: Float = seconds_of(coefficients, knee, *facts)
-    return seconds
+def fit(steps: Steps, host_waits: bool = True) -> Fit:
+    """Coefficients of least squared relative error, none below 0. Every number of tokens that a
+    step has is tried as the knee; where no step needs one, the smallest stands and its term is 0.
+    host_waits: steps of a kind may last as long as it takes the host to launch them."""
+    knees = np.unique(steps.num_tokens).astype(int).tolist()
+    best, least = _best_knee(steps, {}, knees)
+    for kind in WAITING if host_waits else ():
+        own = steps.seconds[steps.kind == KINDS.index(kind)]
+        if len(own):
+            start = {**best.launch_s, kind: float(np.percentile(own, 10))}
+            found, cost = _best_knee(steps, start, [best.knee_tokens])
+            if cost <= WORTH * least:
+                best, least = found, cost
+    return _best_knee(steps, best.launch_s, knees)[0] if best.launch_s else best
 
 
 def fit_host(num_rows: Float, seconds: Float) -> tuple[float, float]:
@@ -73,7 +99,7 @@ def fit_host(num_rows: Float, seconds: Float) -> tuple[float, float]:
     return step, row
 
 
-def of_records(records: Sequence[StepRecord]) -> Steps:
+def of_records(records: Sequence[StepRecord], sizes: LaunchSizes) -> Steps:
     """The steps of a run that computed something: each lasts from its start, or the end of the one
     before if that is later, until its tokens are there."""
     rows, last_end_s = [], -np.inf
@@ -83,16 +109,82 @@ def of_records(records: Sequence[StepRecord]) -> Steps:
         if record.num_rows and seconds > 0:
             tokens = record.prefill_tokens + record.decode_tokens
             facts = record.num_rows, tokens, record.kv_tokens, record.attended
-            rows.append((*facts, record.graph_rows, seconds))
-    return steps_of(rows)
+            rows.append((record.decode_tokens, *facts, seconds))
+    return steps_of(rows, sizes)
 
 
-def host_seconds(records: Sequence[StepRecord], parts: Sequence[str]) -> tuple[Float, Float]:
-    """Rows of each step that computed something, and what its host parts took."""
+def host_times(
+    records: Sequence[StepRecord], parts: Sequence[str], sizes: LaunchSizes
+) -> tuple[float, float, dict[str, list[float]]]:
+    """Seconds of the host's `parts` of a step and of a row in it, of launches of one-token rows;
+    and what launches of other kinds that the run had take beyond that, as equally likely values."""
     ran = [record for record in records if record.num_rows]
-    micros = [sum(record.host_us.get(part, 0.0) for part in parts) for record in ran]
     rows = np.array([record.num_rows for record in ran], np.float64)
-    return rows, np.array(micros, np.float64) / 1e6
+    micros = [sum(record.host_us.get(part, 0.0) for part in parts) for record in ran]
+    seconds = np.array(micros, np.float64) / 1e6
+    kinds = np.array([_kind(record, sizes) for record in ran])
+    decodes = kinds == "decode"
+    host_s, row_s = fit_host(rows[decodes], seconds[decodes])
+    beyond = seconds - host_s - row_s * rows
+    found = {kind: _values(beyond[kinds == kind]) for kind in WAITING if kind in kinds}
+    return host_s, row_s, found
+
+
+def _values(seconds: Float) -> list[float]:
+    """A distribution as quantiles of equal weight with its mean."""
+    seconds = np.maximum(seconds, 0.0)
+    ranks = (np.arange(QUANTILES) + 0.5) / QUANTILES
+    values: Float = np.quantile(seconds, ranks)
+    mean = values.mean()
+    scaled: list[float] = (values * (seconds.mean() / mean if mean else 1.0)).tolist()
+    return scaled
+
+
+def _kind(record: StepRecord, sizes: LaunchSizes) -> str:
+    tokens = record.prefill_tokens + record.decode_tokens
+    return sizes.padded(record.decode_tokens, record.num_rows, tokens)[2]
+
+
+def of_kinds(launch_s: Mapping[str, float], steps: Steps) -> Float:
+    """Each step's value by its kind, 0 where there is none."""
+    return np.array([launch_s.get(kind, 0.0) for kind in KINDS])[steps.kind]
+
+
+def _best_knee(
+    steps: Steps, launch_s: Mapping[str, float], knees: Sequence[int]
+) -> tuple[Fit, float]:
+    best: tuple[Fit, float] | None = None
+    for knee in knees:
+        found = _settled(steps, launch_s, knee)
+        cost = float(np.square(found.seconds(steps) / steps.seconds - 1).sum())
+        if best is None or cost < best[1] * (1 - 1e-9):
+            best = found, cost
+    assert best is not None, "a fit needs steps"
+    return best
+
+
+def _settled(steps: Steps, launch_s: Mapping[str, float], knee: int) -> Fit:
+    """A fit of the device to the steps that it takes longer for than the host, and of the host to
+    the others, in turn until neither moves."""
+    columns = _columns(steps, knee) / steps.seconds[:, None]
+    on_device = np.ones(len(steps), np.bool_)
+    for _ in range(ROUNDS):
+        costs = non_negative(columns[on_device], np.ones(int(on_device.sum()))).tolist()
+        found = Fit(dict(zip(TERMS, costs, strict=True)), knee, launch_s)
+        if not launch_s:
+            break
+        waits = found.device_s(steps) < of_kinds(launch_s, steps)
+        launch_s = {kind: _mean(steps, kind, waits, was) for kind, was in launch_s.items()}
+        if (waits == ~on_device).all():
+            return Fit(found.coefficients, knee, launch_s)
+        on_device = ~waits
+    return found
+
+
+def _mean(steps: Steps, kind: str, waits: NDArray[np.bool_], before: float) -> float:
+    """The value of least squared relative error to those of a kind that wait."""
+    own = 1 / steps.seconds[waits & (steps.kind == KINDS.index(kind))]
+    return float(own.sum() / np.square(own).sum()) if len(own) else before
 
 
 def _columns(steps: Steps, knee: int) -> Float:

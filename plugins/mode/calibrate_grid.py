@@ -85,15 +85,6 @@ def grid(rows: Sequence[int], contexts: Sequence[int], chunks: Sequence[int]) ->
     return [*decodes, *alone, *mixed]
 
 
-@dataclass(frozen=True, slots=True)
-class Pace:
-    """seconds: the median from one launch's end to the next's. graph_rows: of the captured graph
-    that ran them, padding included; 0 = none did."""
-
-    seconds: float
-    graph_rows: int
-
-
 def time_point(
     executor: Executor,
     point: Point,
@@ -101,17 +92,16 @@ def time_point(
     rng: np.random.Generator,
     warmup: int,
     repeats: int,
-) -> Pace:
-    """Time a step, two launches in flight, after `warmup` of them."""
+) -> float:
+    """Median seconds from one launch's end to the next's, two in flight, after `warmup` of them."""
     ends: list[float] = []
     steps = launches(point, room, rng, 1 + warmup + repeats)
     executor.launch(next(steps))
     for launch in steps:
         executor.launch(launch)
         ends.append(executor.collect().finished_s)
-    last = executor.collect()
-    ends.append(last.finished_s)
-    return Pace(float(np.median(np.diff(ends)[warmup:])), last.graph_rows)
+    ends.append(executor.collect().finished_s)
+    return float(np.median(np.diff(ends)[warmup:]))
 
 
 def launches(point: Point, room: Room, rng: np.random.Generator, num: int) -> Iterator[Launch]:

@@ -5,8 +5,10 @@
               + pair * pairs of a new token and one that it attends to
 
 The knee is where matrix products leave the memory's limit for that of arithmetic, as in a roofline.
-Steps of one-token rows are padded to the next of `graph_sizes` before. `mode=calibrate` writes such
-files, executor/step_time=calibrated reads them."""
+Rows and tokens are padded before, as the executor does it. That is the device's part. A launch also
+takes the host some time, by its kind (plugins/shared/launch_sizes.py), and small steps of small
+models last as long as that. `mode=calibrate` writes such files, executor/step_time=calibrated reads
+them."""
 
 import json
 from collections.abc import Mapping
@@ -19,9 +21,10 @@ from numpy.typing import NDArray
 
 from core.config import require
 from core.errors import ConfigError
+from plugins.shared.launch_sizes import KINDS, LaunchSizes
 
 Float = NDArray[np.float64]
-VERSION = 1
+VERSION = 2
 UNITS = {
     "step": "s",
     "chunks": "s",
@@ -50,10 +53,11 @@ class Calibration:
     """The content of a calibration file.
 
     model, device, dtype: what was measured; num_devices of it. coefficients: TERMS in their UNITS.
-    knee_tokens: see above. graph_sizes: padded numbers of rows, ascending, [] = no graphs. host_s,
-    host_row_s: seconds in which the host plans and launches a step. pool_tokens: KV slots that the
-    engine found room for with memory_share. fit: errors of the steps that were fitted; test: of
-    those held out; traffic: of the steps of a real run. measured: commit, command, date, versions.
+    knee_tokens: see above. sizes: of launches, padded. host_s, host_row_s: seconds in which the
+    host plans, starts and commits a step of one-token rows; launch_s: what launches of other kinds
+    take beyond that, by kind, values of equal weight. pool_tokens: KV slots that the engine found
+    room for with memory_share. fit: errors of the steps that were fitted; test: of those held out;
+    traffic: of the steps of a real run, 16 together. measured: commit, command, date, versions.
     points: the grid, for each step its facts, measured and predicted seconds; skipped: of the grid,
     for want of room."""
 
@@ -63,9 +67,10 @@ class Calibration:
     num_devices: int
     coefficients: Mapping[str, float]
     knee_tokens: int
-    graph_sizes: list[int]
+    sizes: LaunchSizes
     host_s: float
     host_row_s: float
+    launch_s: Mapping[str, list[float]]
     pool_tokens: int
     memory_share: float
     fit: Residuals
@@ -76,7 +81,8 @@ class Calibration:
     skipped: int = 0
 
     def seconds(self, num_rows: Any, num_tokens: Any, kv_tokens: Any, attended: Any) -> Any:
-        """Seconds of steps, graph padding not included; numbers or arrays that broadcast."""
+        """Seconds of the device for steps, padding included in the facts; numbers or arrays that
+        broadcast."""
         facts = num_rows, num_tokens, kv_tokens, attended
         return seconds_of(self.coefficients, self.knee_tokens, *facts)
 
@@ -114,11 +120,13 @@ def load(path: Path) -> Calibration:
         known = {one.name: content[one.name] for one in fields(Calibration)}
         for name in ("fit", "test", "traffic"):
             known[name] = Residuals(**known[name])
+        known["sizes"] = LaunchSizes(**known["sizes"])
         found = Calibration(**known)
     except (json.JSONDecodeError, AttributeError, KeyError, TypeError) as error:
         raise ConfigError(f"step_time.file must be {rule}, got {path}: {error!r}") from None
     costs = found.coefficients
     right = set(costs) == set(TERMS) and all(costs[name] >= 0 for name in TERMS)
+    right = right and set(found.launch_s) <= set(KINDS)
     require(right, "step_time.file", f"{rule}: {', '.join(TERMS)}, all >= 0", str(path))
     return found
 

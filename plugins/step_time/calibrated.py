@@ -18,15 +18,16 @@ SUFFIX = ".json"
 
 class Calibrated:
     """file: the name of a file in plugins/step_time/data/calibration/, or the path of a .json file
-    of one's own. It also knows the host's time, graph sizes and pool of what was measured; the
-    simulated executor takes those where its own are null."""
+    of one's own. It also knows the host's times, sizes of launches and pool of what was measured;
+    the simulated executor takes those where its own are null."""
 
     def __init__(self, file: str) -> None:
         self.file = file
         self.calibration: Calibration = load(_path_of(file))
         self.host_s = self.calibration.host_s
         self.host_row_s = self.calibration.host_row_s
-        self.graph_sizes = list(self.calibration.graph_sizes)
+        self.launch_s = dict(self.calibration.launch_s)
+        self.sizes = self.calibration.sizes
 
     @hookimpl
     def build_step_time_model(self, query: StepTimeQuery) -> "Calibrated":

@@ -24,6 +24,7 @@ from plugins.step_time.fixed import Fixed
 from tests.core.policy_tables import ADMISSIONS, BATCHINGS, VICTIMS
 
 OVERLAP = pytest.mark.parametrize("overlap", [False, True])
+STARTS = {"decode": 1e-3, "chunk": 8e-3, "mixed": [9e-3, 0.011, 0.02]}  # chunks wait for the host
 TIMES = Fixed(step_s=0.007, row_s=1e-5, token_s=3e-5, kv_token_s=1e-7, pair_s=1e-9)
 
 
@@ -39,7 +40,9 @@ def make(plugins=None, pages=160, seqs=8, overlap=False, **defaults):
         "cache_admission": AdmitAll(),
         "predictor": MaxTokensShare(),
         "step_time": TIMES,
-        "executor": Simulated(TIMES, vocab_size=500, host_s=0.0003, graph_sizes=[2, 4, 8]),
+        "executor": Simulated(
+            TIMES, vocab_size=500, host_s=0.0003, graph_sizes=[2, 4, 8], launch_s=STARTS
+        ),
     }
     config = EngineConfig(
         max_num_seqs=seqs,

@@ -137,7 +137,28 @@ def test_host_time_is_hidden_behind_the_launch_before_with_overlap(overlap: bool
 def test_host_time_that_the_device_cannot_hide_sets_the_pace():
     executor = simulated(Fixed(step_s=0.5, token_s=0.0), host_s=2.0)
     ends = times_of(executor, [Arrival(0, "A", 4, 8)], overlap=True)
-    assert ends[-1] == pytest.approx(2.5 + 7 / 2 * 2.5, abs=2.5)  # two in flight share a wait
+    # Seen once the host has started the launch after it; nothing comes after the last.
+    assert ends == pytest.approx([4.0 + 2.0 * step for step in range(7)] + [16.5])
+
+
+@pytest.mark.parametrize("overlap", [False, True])
+def test_a_launch_ends_no_sooner_than_the_host_has_started_it(overlap: bool):
+    executor = simulated(Fixed(step_s=1.0, token_s=0.0), host_s=0.5, launch_s={"decode": 2.0})
+    ends = times_of(executor, [Arrival(0, "A", 4, 5)], overlap=overlap)
+    # The prompt's chunk takes the host nothing to start: it runs from 0.5 to 1.5.
+    alone = [1.5 + 2.5 * step for step in range(5)]
+    chained = [3.0, 5.5, 8.0, 10.5, 10.5]
+    assert ends == pytest.approx(chained if overlap else alone)
+
+
+def test_a_launch_draws_one_of_several_times_by_the_seed():
+    values = [1.0, 2.0, 4.0]
+    runs = []
+    for seed in (0, 0, 1):
+        plugin = simulated(Fixed(step_s=0.0, token_s=0.0), launch_s={"decode": values})
+        runs.append(np.diff(times_of(plugin, [Arrival(0, "A", 4, 40)], seed=seed)))
+    assert runs[0].tolist() == runs[1].tolist() != runs[2].tolist()
+    assert set(runs[0].tolist()) == set(values)
 
 
 def test_step_of_one_token_rows_is_padded_to_a_graph():

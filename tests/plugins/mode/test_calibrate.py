@@ -13,13 +13,14 @@ from kernels import torch_reference
 from plugins.attention.paged import PagedAttention
 from plugins.executor.simulated import Simulated
 from plugins.executor.torch_runner import TorchRunner
-from plugins.mode.calibrate import Calibrate
+from plugins.mode.calibrate import STRETCH, Calibrate
 from plugins.mode.calibrate_fit import fit, fit_host, steps_of
 from plugins.mode.calibrate_grid import Point, Room, grid, launches
 from plugins.mode.simulate import Simulate
 from plugins.model.loader import HuggingFaceModel
 from plugins.shared.calibration import load
 from plugins.shared.clocks import RealClock
+from plugins.shared.launch_sizes import KINDS, LaunchSizes
 from plugins.step_time.calibrated import Calibrated
 from plugins.step_time.fixed import Fixed
 from plugins.step_time.roofline import Roofline
@@ -105,26 +106,51 @@ def test_coefficients_of_a_linear_device_come_back(tmp_path: Path):
     assert found.test.max is not None
     assert found.test.max < 1e-6
     # A run's steps, which include the host's time that passed under a clock that does not move.
-    assert found.traffic.points > 50
+    assert found.traffic.points >= 50 / STRETCH
 
 
 def test_knee_of_the_matrix_products_is_found():
     """max(4 ms, 0.1 ms a token): from 40 tokens on arithmetic takes longer."""
     tokens = np.arange(1, 81)
     seconds = np.maximum(4e-3, 1e-4 * tokens)
-    steps = steps_of([(1, t, t, t, 0, s) for t, s in zip(tokens.tolist(), seconds, strict=True)])
-    coefficients, knee = fit(steps)
-    assert knee == 40
+    facts = [(t == 1, 1, t, t, t, s) for t, s in zip(tokens.tolist(), seconds, strict=True)]
+    found = fit(steps_of(facts))
+    coefficients = found.coefficients
+    assert (found.knee_tokens, found.launch_s) == (40, {})
     assert coefficients["more_token"] == pytest.approx(1e-4)
     assert coefficients["step"] + coefficients["row"] + coefficients["chunks"] == pytest.approx(
         4e-3
     )
 
 
-def test_graphs_count_the_rows_that_they_are_padded_to():
-    steps = steps_of([(3, 3, 30, 30, 4, 0.1), (3, 5, 30, 30, 0, 0.1)])
-    assert steps.num_rows.tolist() == [4, 3]
-    assert steps.num_tokens.tolist() == [4, 5]
+def test_rows_and_tokens_count_as_they_are_padded():
+    sizes = LaunchSizes([1, 2, 4], [8, 16, 24, 32], [8, 32])
+    rows = [
+        (3, 3, 3, 30, 30, 0.1),
+        (0, 1, 5, 30, 30, 0.1),
+        (2, 3, 7, 30, 30, 0.1),
+        (2, 3, 20, 30, 30, 0.1),
+        (5, 5, 5, 30, 30, 0.1),
+    ]
+    steps = steps_of(rows, sizes)
+    assert steps.num_rows.tolist() == [4, 1, 3, 3, 5]
+    assert steps.num_tokens.tolist() == [4, 8, 8, 24, 5]
+    kinds = [KINDS[kind] for kind in steps.kind]
+    assert kinds == ["decode", "chunk", "mixed", "eager", "eager"]
+
+
+def test_steps_that_wait_for_the_host_are_told_from_those_that_do_not():
+    """5 us a token on the device; a mixed launch takes the host 2 ms, a chunk alone nothing."""
+    rows, rng = [], np.random.default_rng(0)
+    for tokens in rng.integers(2, 2000, 60).tolist():
+        device_s = 1e-4 + 5e-6 * tokens
+        rows.append((0, 1, tokens, tokens, tokens, device_s))
+        rows.append((1, 2, tokens + 1, tokens + 9, tokens + 9, max(2e-3, device_s + 5e-6)))
+    steps = steps_of(rows)
+    found = fit(steps)
+    assert dict(found.launch_s) == {"mixed": pytest.approx(2e-3)}
+    assert found.seconds(steps) == pytest.approx(steps.seconds, rel=1e-6)
+    assert fit(steps, host_waits=False).launch_s == {}
 
 
 def test_host_time_is_a_part_for_a_step_and_one_for_a_row():
@@ -191,6 +217,6 @@ def test_torch_executor_is_measured_in_real_time(tmp_path: Path):
     assert all(one["seconds"] > 0 for one in found.points)
     assert sum(found.coefficients.values()) > 0
     assert found.host_s + found.host_row_s > 0
-    assert found.traffic.points == 4
+    assert found.traffic.points == 1, "four steps make one stretch"
     assert (found.dtype, found.measured["clock"]) == ("float32", "real")
     assert found.measured["shape"]["num_layers"] == 2

@@ -10,7 +10,10 @@ import pytest
 
 from core.errors import ConfigError
 from plugins.executor.simulated import Simulated
+from plugins.mode.calibrate_fit import fit, steps_of
+from plugins.mode.calibrate_grid import Point
 from plugins.shared.calibration import Calibration, load, residuals
+from plugins.shared.launch_sizes import LaunchSizes
 from plugins.step_time import calibrated
 from plugins.step_time.calibrated import Calibrated
 
@@ -31,9 +34,10 @@ GIVEN = Calibration(
     num_devices=1,
     coefficients=COSTS,
     knee_tokens=4,
-    graph_sizes=[1, 2, 4],
+    sizes=LaunchSizes([1, 2, 4], [8, 16, 32], [8, 32]),
     host_s=0.5,
     host_row_s=0.25,
+    launch_s={"mixed": [2.0, 3.0]},
     pool_tokens=4096,
     memory_share=0.9,
     fit=NONE,
@@ -77,12 +81,15 @@ def test_file_comes_back_as_it_was_saved(file: str):
     assert load(Path(file)) == GIVEN
 
 
-def test_executor_takes_host_time_and_graph_sizes_from_the_file_unless_it_has_its_own(file: str):
+def test_executor_takes_host_times_and_sizes_from_the_file_unless_it_has_its_own(file: str):
     model = Calibrated(file)
     measured = Simulated(model)
-    assert (measured.host_s, measured.host_row_s, measured.graph_sizes) == (0.5, 0.25, [1, 2, 4])
-    own = Simulated(model, host_s=0.0, host_row_s=0.0, graph_sizes=[])
-    assert (own.host_s, own.host_row_s, own.graph_sizes) == (0.0, 0.0, [])
+    assert (measured.host_s, measured.host_row_s, measured.sizes) == (0.5, 0.25, GIVEN.sizes)
+    starts_s = {"decode": (0.0,), "chunk": (0.0,), "mixed": (2.0, 3.0), "eager": (0.0,)}
+    assert measured.launch_s == starts_s
+    own = Simulated(model, host_s=0.0, host_row_s=0.0, graph_sizes=[], launch_s={})
+    assert (own.host_s, own.host_row_s, list(own.sizes.graphs)) == (0.0, 0.0, [])
+    assert set(own.launch_s.values()) == {(0.0,)}
 
 
 def test_description_carries_the_error_of_steps_held_out(file: str):
@@ -124,6 +131,27 @@ def test_file_of_another_form_is_refused(tmp_path: Path, broken: dict[str, Any])
     replace(GIVEN).save(path)
     path.write_text(json.dumps(json.loads(path.read_text()) | broken))
     with pytest.raises(
-        ConfigError, match=r"step_time.file must be a calibration file of version 1"
+        ConfigError, match=r"step_time.file must be a calibration file of version 2"
     ):
         load(path)
+
+
+SHIPPED = sorted(calibrated.FOLDER.glob("*.json"))
+
+
+@pytest.mark.parametrize("path", SHIPPED, ids=[path.stem for path in SHIPPED])
+def test_shipped_coefficients_are_what_the_fit_makes_of_the_points_in_the_file(path: Path):
+    found = load(path)
+    points = [Point(p["rows"], p["context"], p["chunk"], p["past"]) for p in found.points]
+    rows = [
+        (one.rows, one.num_rows, one.num_tokens, one.kv_tokens, one.attended, point["seconds"])
+        for one, point in zip(points, found.points, strict=True)
+    ]
+    held_out = np.array([point["held_out"] for point in found.points])
+    steps = steps_of(rows, found.sizes)
+    again = fit(steps.part(~held_out))
+    assert again.knee_tokens == found.knee_tokens
+    assert dict(again.coefficients) == pytest.approx(dict(found.coefficients), rel=1e-6)
+    error = np.abs(again.seconds(steps) / steps.seconds - 1)[held_out].mean()
+    assert error == pytest.approx(found.test.mape, rel=1e-6)
+    assert found.test.mape < 0.07

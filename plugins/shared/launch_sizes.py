@@ -1,0 +1,39 @@
+"""How an executor pads launches and in which way it starts them: what models of their time need."""
+
+from bisect import bisect_left
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+KINDS = ("decode", "chunk", "mixed", "eager")
+"""Ways to start a launch: one-token rows alone; longer rows alone; both; with kernels one by one
+where the others have graphs."""
+
+
+@dataclass(frozen=True, slots=True)
+class LaunchSizes:
+    """Ascending, () = none. graphs: numbers of rows for which launches of one-token rows have
+    graphs. tokens: to which the tokens of other launches are padded. chunks: those of them with
+    graphs of what lies between two attentions."""
+
+    graphs: Sequence[int] = ()
+    tokens: Sequence[int] = ()
+    chunks: Sequence[int] = ()
+
+    def padded(self, num_decodes: int, num_rows: int, num_tokens: int) -> tuple[int, int, str]:
+        """Rows and tokens that are computed, and the kind, of a launch with so many one-token rows
+        among its rows."""
+        if num_decodes == num_rows:
+            size = least(self.graphs, num_rows)
+            if size or not self.graphs:
+                return size or num_rows, size or num_rows, "decode"
+            return num_rows, num_rows, "eager"
+        tokens = least(self.tokens, num_tokens) or num_tokens
+        if self.chunks and tokens not in self.chunks:
+            return num_rows, tokens, "eager"
+        return num_rows, tokens, "mixed" if num_decodes else "chunk"
+
+
+def least(sizes: Sequence[int], count: int) -> int:
+    """The least of ascending sizes that holds `count`; 0 if none does."""
+    at = bisect_left(sizes, count)
+    return sizes[at] if at < len(sizes) else 0
