@@ -22,6 +22,7 @@ RETRY_S = 1.0  # until a replica that could not be built is started anew
 STOP_S = 10.0  # for engines to end
 REACH_S = 5.0
 RETRIES = 3
+STORE_BYTES = 256 << 20  # nearly all that crosses goes without Ray's store
 # How long Ray waits for details of a death before it tells of it: streams stand still meanwhile.
 DEATHS = {"timeout_ms_task_wait_for_death_info": 100}
 logger = logging.getLogger(__name__)
@@ -255,7 +256,7 @@ def _connect(ray: Any, settings: RaySettings, cpus: int) -> None:
     quiet: dict[str, Any] = {"logging_level": logging.ERROR}
     if settings.address is None:
         os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # a run reports to nobody
-        quiet["include_dashboard"] = settings.dashboard
+        quiet |= {"include_dashboard": settings.dashboard, "object_store_memory": STORE_BYTES}
         ray.init(address="local", num_cpus=cpus, _system_config=DEATHS, **quiet)
         return
     try:
