@@ -14,6 +14,10 @@ def gauges(state: State) -> Numbers:
         "waiting": ("Token streams not admitted", state.waiting),
         "requests_open": ("Requests not ended, of all front ends", state.requests),
     }
+    if state.workers is not None:
+        ready = sum(one["state"] == "ready" for one in state.workers)
+        numbers["workers"] = ("Replicas behind the router", len(state.workers))
+        numbers["workers_ready"] = ("Of them those that requests are sent to", ready)
     for name, value in state.pool.items():
         numbers[f"pool_{name}"] = (f"KV pool: {name.replace('_', ' ')}", value)
     return numbers

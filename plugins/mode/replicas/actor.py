@@ -7,7 +7,7 @@ import socket
 import threading
 import time
 import uuid
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from core.errors import described
@@ -19,8 +19,10 @@ from plugins.mode.replicas.messages import Born
 from plugins.mode.replicas.plan import Plan
 from plugins.mode.running import running
 from plugins.mode.serve_loop import ServeLoop
+from plugins.mode.summary import summarise
 from plugins.mode.warm_up import warm_up
 from plugins.shared.replica_report import Reporter
+from plugins.shared.session import Session
 
 FAREWELL_S = 0.5  # for the last news to be on its way before a broken process ends
 THREADS = 8  # of Ray, that its calls may use at once
@@ -28,11 +30,13 @@ logger = logging.getLogger(__name__)
 
 
 class Replica:
-    """Ray makes it an actor. An engine that breaks takes the process along: Ray starts another."""
+    """Ray makes it an actor. An engine that breaks takes the process along, by `leave`, and Ray
+    starts another."""
 
-    def __init__(self, plan: Plan, name: str) -> None:
+    def __init__(self, plan: Plan, name: str, leave: Callable[[int], object] = os._exit) -> None:
         self._plan = plan
         self._name = name
+        self._leave = leave
         self._birth = uuid.uuid4().hex
         self._taking = threading.Lock()
         self._built = threading.Event()
@@ -75,27 +79,24 @@ class Replica:
 
     def _work(self) -> None:
         try:
-            self._serve()
+            self._serve(self._plan.session())
         except BaseException as error:
             if not self._built.is_set():
                 self._error = error
                 self._built.set()
                 return
-            logger.critical("replica %s: the engine stopped", self._name, exc_info=error)
-            assert self._desk is not None, "it was built"
-            self._desk.fail(described(error))
-            time.sleep(FAREWELL_S)
-            os._exit(1)
+            logger.critical("replica %s: the engine did not end well", self._name, exc_info=error)
+            self._leave(1)
 
-    def _serve(self) -> None:
+    def _serve(self, session: Session) -> None:
         plan = self._plan
-        session = plan.session()
         with (
             lock_of(session, plan.lock),
             running(session, contains_faults=True) as (engine, _),
         ):
             if plan.warmup:
                 warm_up(engine)
+            session.hooks.notify("on_run_start", session.run)
             device = DeviceWatch(device_reader(plan.device))
             self._desk = Desk(engine, Reporter(self._name), device)
             self._facts = facts(session, engine)
@@ -103,6 +104,19 @@ class Replica:
             self._born = Born(self._birth, os.getpid(), host, engine.executor.describe())
             loop = ServeLoop(engine, self._desk, plan.report_s, faults_end=True)
             self._built.set()
-            loop.run()
+            try:
+                loop.run()
+            except BaseException as error:
+                self._break(error, self._desk)
+            summary = summarise(list(loop.recent), loop.totals)
+            session.hooks.notify("on_run_end", {"replica": self._name, **summary})
             device.close()
             self._desk.close()
+
+    def _break(self, error: BaseException, desk: Desk) -> None:
+        """End the process; what is left of the engine is not to be trusted to close."""
+        logger.critical("replica %s: the engine stopped", self._name, exc_info=error)
+        desk.fail(described(error))
+        time.sleep(FAREWELL_S)
+        self._leave(1)
+        raise error

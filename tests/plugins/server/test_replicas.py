@@ -36,6 +36,14 @@ def test_workers_are_listed(live: Live) -> None:
         assert live.get("/v1/engine").json()["workers"] == WORKERS
 
 
+def test_metrics_count_workers_where_there_are_any(live: Live) -> None:
+    assert "workers" not in live.get("/metrics").text
+    with live.scripted(report=State(ready=True, workers=WORKERS)):
+        page = live.get("/metrics").text
+    assert "tritium_workers 2.0" in page
+    assert "tritium_workers_ready 1.0" in page
+
+
 @pytest.mark.parametrize(("word", "on"), [("drain", True), ("undrain", False)])
 def test_a_worker_is_drained_by_its_id(live: Live, word: str, on: bool) -> None:
     with live.scripted(report=State(ready=True, workers=WORKERS), drained=[]) as client:
