@@ -125,7 +125,7 @@ class RouterLoop:
             if one.steps is not None:
                 one.steps.add(news.record)
             news.record.waiting = self.waiting
-        if news.keys or news.ended:
+        if news.ended or (news.record is not None and news.record.num_rows):
             self._moved_s = now_s
         self.traffic.take(news)
 

@@ -326,6 +326,21 @@ def test_a_report_tells_sums_and_workers():
     assert totals["sampled_tokens"] >= sum(request.params.max_tokens for request in requests)
 
 
+def test_work_without_progress_is_told_and_a_long_prompt_is_progress():
+    rig = Rig(replicas=1, budget=16)
+    rig.send(ask("A", prompt_tokens=400))
+    for _ in range(20):
+        rig.tick()
+        assert rig.client.reports[-1]["idle_s"] <= 0.3, "each step computes a part of it"
+    assert ("A", 0) not in rig.client.tokens
+    rig.fleet.alive["0"].silent = True
+    rig.tick(10)
+    assert rig.client.reports[-1]["idle_s"] == pytest.approx(1.0, abs=0.3)
+    rig.fleet.alive["0"].silent = False
+    rig.finish()
+    assert rig.client.reports[-1]["idle_s"] == 0.0
+
+
 def test_the_record_of_a_request_is_one_timeline():
     rig, request = Rig(), ask("A", n=2)
     rig.send(request)
