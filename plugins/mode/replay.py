@@ -78,6 +78,8 @@ class Replay:
         differed. Raises ConfigError for a folder that cannot be repeated."""
         recorded = read(self.folder)
         require(recorded.config.get("clock") == "virtual", "run", RULE_CLOCK, str(self.folder))
+        alone = recorded.config.get("replicas", 1) == 1
+        require(alone, "run", "of one engine: steps of replicas are not recorded", str(self.folder))
         given = recorded.manifest["overrides"]
         again = _run(kept(given), session.folder / "again", "recorded again")
         _check_config(recorded, again)

@@ -93,6 +93,9 @@ def test_run_in_real_time_and_one_without_steps_are_refused(recorded: Path, tmp_
     own = tmp_path / "own"
     shutil.copytree(recorded, own)
     text = (own / "config.yaml").read_text()
+    (own / "config.yaml").write_text(text.replace("replicas: 1", "replicas: 2"))
+    with pytest.raises(ConfigError, match="run must be of one engine: steps of replicas are not"):
+        replayed(tmp_path, own)
     (own / "config.yaml").write_text(text.replace("clock: virtual", "clock: real"))
     with pytest.raises(ConfigError, match="run must be a run in simulated time"):
         replayed(tmp_path, own)
