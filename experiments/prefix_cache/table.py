@@ -19,6 +19,7 @@ from core.request import Request
 from experiments.paper.folders import Run, find_runs
 from plugins.shared.cache_bounds import CacheBounds, cache_bounds, prompt_uses
 from plugins.shared.session import closed_loop
+from plugins.shared.tokenizer_file import read_tokenizer
 
 HEADER = (
     *("load", "policy", "cache", "seed", "prompt tokens", "hit rate", "MIN", "infinite"),
@@ -84,7 +85,9 @@ def requests_of(run: Run) -> list[Request]:
     """A run's requests in the order of their admission, made again; those of a closed loop follow
     from the recorded ends of the others."""
     workload = build("workload", run.config["workload"])
-    ready = list(workload.requests(None, run.manifest["executor"]["vocab_size"], run.seed))
+    name = run.config["executor"].get("tokenizer")
+    tokenizer = None if name is None else read_tokenizer("executor.tokenizer", name)
+    ready = list(workload.requests(tokenizer, run.manifest["executor"]["vocab_size"], run.seed))
     columns = run.requests
     loop = closed_loop(workload)
     if loop is not None:

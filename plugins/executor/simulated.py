@@ -23,6 +23,7 @@ from plugins.executor.script import POSITION, Script, mix, stream_start
 from plugins.shared.clocks import VirtualClock
 from plugins.shared.launch_sizes import KINDS, LaunchSizes, least
 from plugins.shared.step_time import StepTimeModel
+from plugins.shared.tokenizer_file import read_tokenizer
 
 Int32 = NDArray[np.int32]
 MAX_IN_FLIGHT = 2
@@ -44,7 +45,8 @@ class Simulated:
     """The plugin.
 
     step_time: the device's time of a step: a StepTimeModel, or a DeviceModel. vocab_size,
-    max_model_len: what it claims of its model. host_s, host_row_s: seconds that a step takes the
+    max_model_len, tokenizer: what it claims of its model, the last a folder or name, for workloads
+    of text. host_s, host_row_s: seconds that a step takes the
     host, fixed and for each row; they pass before the launch, so with engine.overlap they are
     hidden while the launch before runs. launch_s: in which it then starts the rest of a launch, by
     kind (plugins/shared/launch_sizes.py), or several values, of which each launch draws one by the
@@ -62,6 +64,7 @@ class Simulated:
         host_row_s: float | None = None,
         graph_sizes: list[int] | None = None,
         launch_s: dict[str, Any] | None = None,
+        tokenizer: str | None = None,
     ) -> None:
         require(vocab_size >= 2, "executor.vocab_size", ">= 2", vocab_size)
         require(max_model_len >= 2, "executor.max_model_len", ">= 2", max_model_len)
@@ -92,6 +95,9 @@ class Simulated:
         self.host_row_s = row_s
         self.launch_s = dict.fromkeys(KINDS, (0.0,)) | starts_s
         self.sizes = sizes
+        self.tokenizer = (
+            None if tokenizer is None else read_tokenizer("executor.tokenizer", tokenizer)
+        )
 
     @hookimpl
     def build_step_time_model(self, query: StepTimeQuery) -> StepTimeModel:
@@ -110,12 +116,12 @@ class SimulatedExecutor:
     """core.protocols.Executor without a device. It has no end tokens of its own: a sequence ends by
     length, or by its request's stop_token_ids."""
 
-    tokenizer = None
     computes = False
     end_token_ids: tuple[int, ...] = ()
 
     def __init__(self, plugin: Simulated, clock: Clock, engine: EngineConfig, seed: int) -> None:
         self.vocab_size = plugin.vocab_size
+        self.tokenizer = plugin.tokenizer
         self.max_model_len = plugin.max_model_len
         self.step_time = plugin.step_time
         self._plugin = plugin

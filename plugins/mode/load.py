@@ -25,6 +25,7 @@ from plugins.shared.event_loop import allow_many_files, run_loop
 from plugins.shared.measure import Window, window_of
 from plugins.shared.run_info import SinkQuery
 from plugins.shared.session import Session, closed_loop
+from plugins.shared.tokenizer_file import read_tokenizer
 
 LATE_S = 0.1  # from here on the driver's own delay is worth a warning
 logger = logging.getLogger(__name__)
@@ -83,7 +84,9 @@ class Load:
                 f"workload {session.workload.name} is a closed loop: its requests wait for answers,"
                 " and mode=load replays recorded arrivals; use an open loop, or mode=bench"
             )
-        tokenizer = None if self.tokenizer is None else read_tokenizer(self.tokenizer)
+        tokenizer = (
+            None if self.tokenizer is None else read_tokenizer("mode.tokenizer", self.tokenizer)
+        )
         allow_many_files()
         return run_loop(self._run(session, session.clock, tokenizer))
 
@@ -160,17 +163,6 @@ class Load:
             "hooks": {"build_sink": run.hooks.get("build_sink")},
             "plugins": [entry for entry in summary_of_hooks(session.hooks) if entry["asked"]],
         }
-
-
-def read_tokenizer(name: str) -> Any:
-    """The tokenizer of a folder or a name, without torch. Raises ConfigError."""
-    from transformers import PreTrainedTokenizerFast
-
-    try:
-        return PreTrainedTokenizerFast.from_pretrained(os.path.expanduser(name))
-    except (OSError, ValueError) as error:
-        rule = f"a folder or a name with a tokenizer.json ({error})"
-        raise ConfigError(f"mode.tokenizer must be {rule}, got {name!r}") from error
 
 
 async def _first_model(client: LoadClient) -> str:

@@ -1,6 +1,7 @@
 """plugins/executor/simulated.py: the fake executor's decisions, a model's times."""
 
 from dataclasses import asdict
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -219,3 +220,9 @@ def _layout(max_pages: int) -> Any:
     from core.launch import PoolLayout
 
     return PoolLayout(1 << 30, 16, 16, max_pages, 64)
+
+
+def test_tokenizer_is_read_from_its_folder_and_a_wrong_one_named(tmp_path: Path):
+    with pytest.raises(ConfigError, match=r"executor\.tokenizer must be a folder or a name"):
+        simulated(tokenizer=str(tmp_path))
+    assert make_engine(executor=simulated()).executor.tokenizer is None
