@@ -118,7 +118,7 @@ class Calibrate:
             model=str(facts.get("model", "none")),
             device=str(facts.get("device_name", facts["device"])),
             dtype=str(facts.get("model_dtype", "none")),
-            num_devices=1,
+            num_devices=facts.get("tensor_parallel", 1),
             coefficients=found.coefficients,
             knee_tokens=found.knee_tokens,
             sizes=sizes,

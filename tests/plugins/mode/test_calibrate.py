@@ -200,7 +200,8 @@ def test_too_few_steps_and_bad_values_are_refused(tmp_path: Path):
         Calibrate(**GRID | {"test_share": 1.0})
 
 
-def test_torch_executor_is_measured_in_real_time(tmp_path: Path):
+@pytest.mark.parametrize("num_devices", [1, 2])
+def test_torch_executor_is_measured_in_real_time(tmp_path: Path, num_devices: int):
     """A tiny model on the CPU: every step takes time, nothing of it is called hidden."""
     config = yaml.safe_load((ROOT / "conf" / "model" / "tiny_llama.yaml").read_text())["config"]
     session = make_session(
@@ -208,12 +209,15 @@ def test_torch_executor_is_measured_in_real_time(tmp_path: Path):
         Synthetic(2, prompt={"kind": "fixed", "value": 8}, output={"kind": "fixed", "value": 4}),
         RealClock(),
         pages=400,
-        executor=TorchRunner(),
-        model=HuggingFaceModel(None, load="dummy", dtype="float32", config=config),
+        executor=TorchRunner(tensor_parallel=num_devices),
+        model=HuggingFaceModel(
+            None, load="dummy", dtype="float32", config=config, tensor_parallel=num_devices
+        ),
         attention=PagedAttention(torch_reference.paged_decode, torch_reference.paged_extend),
     )
     Calibrate(**GRID | {"repeats": 1, "warmup": 0}, lock="off").run(session)
     found = load(tmp_path / "calibration.json")
+    assert found.num_devices == num_devices
     assert all(one["seconds"] > 0 for one in found.points)
     assert sum(found.coefficients.values()) > 0
     assert found.host_s + found.host_row_s > 0
