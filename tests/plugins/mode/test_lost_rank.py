@@ -9,6 +9,7 @@ from typing import Any
 import httpx
 import numpy as np
 import pytest
+import yaml
 
 from core.build import build_engine
 from core.clock import Clock
@@ -27,16 +28,7 @@ from tests.plugins.executor.rank_threads import hooks, settings
 from tests.plugins.mode.mode_session import VOCAB, Given, make_session
 from tests.plugins.server.rig import Rig, ask, real_engine, served, until
 
-LLAMA = {
-    "model_type": "llama",
-    "vocab_size": 128,
-    "hidden_size": 64,
-    "intermediate_size": 96,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "max_position_embeddings": 512,
-}
+LLAMA = Path(__file__).resolve().parents[3] / "conf" / "model" / "tiny_llama.yaml"
 
 
 class Lost:
@@ -61,7 +53,8 @@ class Lost:
 
 
 def test_ready_turns_red_when_a_rank_of_an_idle_server_is_killed(tmp_path: Path) -> None:
-    model = HuggingFaceModel(load="dummy", config=LLAMA, tensor_parallel=2)
+    config = yaml.safe_load(LLAMA.read_text())["config"]
+    model = HuggingFaceModel(load="dummy", config=config, tensor_parallel=2)
     runner = TorchRunner(tensor_parallel=2)
     engine = build_engine(hooks(model, runner), settings(), 0, RealClock(), contains_faults=True)
     rank = engine.executor._ranks._processes[0].pid
