@@ -23,8 +23,10 @@ STOP_S = 10.0  # for engines to end
 REACH_S = 5.0
 RETRIES = 3
 STORE_BYTES = 256 << 20  # nearly all that crosses goes without Ray's store
-# How long Ray waits for details of a death before it tells of it: streams stand still meanwhile.
-DEATHS = {"timeout_ms_task_wait_for_death_info": 100}
+# Ray reads these of the environment of who connects. By the first it waits for details of a death
+# before it tells of it, 1 s otherwise: streams stand still meanwhile. By the second it reports to
+# nobody.
+VARIABLES = {"RAY_timeout_ms_task_wait_for_death_info": "100", "RAY_USAGE_STATS_ENABLED": "0"}
 logger = logging.getLogger(__name__)
 
 
@@ -253,11 +255,12 @@ def _import_ray() -> Any:
 def _connect(ray: Any, settings: RaySettings, cpus: int) -> None:
     """To a cluster that runs, or to a new one of this machine, with `cpus` to give away: a replica
     needs one even where there are more replicas than cores."""
+    for name, value in VARIABLES.items():
+        os.environ.setdefault(name, value)
     quiet: dict[str, Any] = {"logging_level": logging.ERROR}
     if settings.address is None:
-        os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # a run reports to nobody
         quiet |= {"include_dashboard": settings.dashboard, "object_store_memory": STORE_BYTES}
-        ray.init(address="local", num_cpus=cpus, _system_config=DEATHS, **quiet)
+        ray.init(address="local", num_cpus=cpus, **quiet)
         return
     try:
         host, _, port = settings.address.rpartition(":")

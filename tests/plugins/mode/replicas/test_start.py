@@ -95,6 +95,7 @@ def test_without_ray_the_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None
 
 
 def test_a_cluster_that_nobody_can_reach_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(fleet, "VARIABLES", {})
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))  # and nobody listens
         address = f"127.0.0.1:{taken.getsockname()[1]}"
