@@ -53,7 +53,8 @@ class Committer:
         ending = (launched >= limit) & (launch.samples | (ends >= limit))
         filled = (launch.num_tokens > 1) | (ends == prompt)
         if launch.each is not None and launch.num_decode_rows < len(ids):
-            self._publish_slices(launch, launch.each, ids)
+            times = len(launch.each) - bool(np.count_nonzero(ending))  # ends come before slices
+            self._publish_slices(launch, launch.each[:times], ids)
         for index in (ending | filled).nonzero()[0].tolist():
             sequence = table.get(int(ids[index]))
             if sequence is None or table.state[sequence.slot] != State.RUNNING:
@@ -68,14 +69,14 @@ class Committer:
                     entry.unsampled.append(sequence)
 
     def _publish_slices(self, launch: Launch, each: Tokens, ids: Ids) -> None:
-        """What slices but the last filled, in order, as if each had been settled by itself."""
+        """What slices filled, in order, as if each had been settled by itself."""
         state, chunks = self._state, range(launch.num_decode_rows, len(ids))
         slices = [(state.table.of(int(ids[row])), row) for row in chunks]
         rows = [(sequence, row) for sequence, row in slices if state.may_cache(sequence)]
-        times = range(len(each) - 1) if len(rows) > 1 else (len(each) - 2,)
-        for time, (sequence, row) in product(times, rows):
-            computed = int(launch.first_positions[row] + each[time, row])
-            state.memory.publish(sequence, computed, int(launch.num_tokens[row]))
+        ends = (launch.first_positions + each).tolist()
+        groups = [ends] if len(rows) == 1 else [[end] for end in ends]
+        for group, (sequence, row) in product(groups, rows):
+            state.memory.publish(sequence, [end[row] for end in group])
 
     def take_first(self, entry: InFlight, result: LaunchResult) -> None:
         """The tokens of steps that went in one, all but the last: nobody ends before it."""

@@ -167,18 +167,17 @@ class KVMemory:
         self._table.pages_held[slots] = held + counts
         return later
 
-    def publish(self, sequence: Sequence, computed: int | None = None, each: int = 0) -> int:
-        """Offer the whole pages of so many tokens, all that are computed if not given, to the
-        cache; each: as if they came in slices of so many tokens. Returns tokens that were computed
-        in vain because another sequence had published the same pages meanwhile."""
+    def publish(self, sequence: Sequence, ends: list[int] | None = None) -> int:
+        """Offer the whole computed pages to the cache; ends: those of the last of these numbers, as
+        if of each in turn. Returns tokens that were computed in vain because another sequence had
+        published the same pages meanwhile."""
         slot, size = sequence.slot, self.page_size
-        num_tokens = int(self._table.computed[slot]) if computed is None else computed
-        num_pages = min(num_tokens // size, sequence.cacheable or 0)
+        ends = ends or [int(self._table.computed[slot])]
+        num_pages = min(ends[-1] // size, sequence.cacheable or 0)
         before = int(self._table.pages_published[slot])
         if sequence.row is None or num_pages <= before:
             return 0
-        ends = range(num_tokens, before * size, -each) if each else ()
-        uses = len({min(end // size, num_pages) for end in ends} - {before}) or 1
+        uses = len({min(end // size, num_pages) for end in ends} - {before})
         handle = sequence.prefix
         start = before if handle is not None and handle.num_pages == before else 0
         part = (
