@@ -52,6 +52,7 @@ ENGINE: Overrides = (
     "engine.overlap=true",
     "engine.pool_tokens=16384",
     "engine.max_num_seqs=256",
+    "engine.max_num_batched_tokens=2048",
     "engine.max_model_len=8192",
     "defaults_behind.prompt_fits.growth_share=0.0",  # victims are needed
 )

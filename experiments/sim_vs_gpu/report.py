@@ -3,8 +3,8 @@
 error    |simulated / device - 1| of a run's number; MAPE is its mean over runs
 ranking  Kendall's tau-b over pairs of policies, of one workload and number, that the device tells
          apart: the differences paired by seed have a 95 % interval (Student's t) without zero. A
-         pair that the simulation ties counts in the denominator alone. Fewer than ten pairs say
-         nothing.
+         pair that the simulation ties counts in the denominator alone. A workload with fewer than
+         ten pairs does not count.
 pressed  runs on the device in which requests queued, and pages were preempted or evicted"""
 
 import sys
@@ -82,14 +82,6 @@ class Ranking:
             return None
         return (self.concordant - self.discordant) / sqrt(self.num_pairs * told)
 
-    def plus(self, other: "Ranking") -> "Ranking":
-        """Both together."""
-        return Ranking(
-            self.concordant + other.concordant,
-            self.discordant + other.discordant,
-            self.tied + other.tied,
-        )
-
 
 def main(folder: Path) -> str:
     """The report in Markdown."""
@@ -99,16 +91,21 @@ def main(folder: Path) -> str:
     rows = []
     for name, path in NUMBERS.items():
         errors = [error(values) for pair in pairs if (values := pair.values(path)) is not None]
-        ranking = rank_all(pairs, path)
-        tau = ranking.tau_b
+        rankings = rank_all(pairs, path)
+        counted = {name: one for name, one in rankings.items() if one.num_pairs >= LEAST_PAIRS}
+        told = ", ".join(f"{name} {one.num_pairs}" for name, one in rankings.items())
+        taus = ", ".join(
+            f"{name} {'all tied' if one.tau_b is None else f'{one.tau_b:.2f}'}"
+            for name, one in counted.items()
+        )
         rows.append(
             [
                 name,
                 str(len(errors)),
                 f"{100 * mean(errors):.1f} %" if errors else "",
                 f"{100 * max(errors):.1f} %" if errors else "",
-                str(ranking.num_pairs),
-                f"too few (< {LEAST_PAIRS})" if tau is None else f"{tau:.2f}",
+                told,
+                taus or f"too few (< {LEAST_PAIRS})",
             ]
         )
     lines = [
@@ -151,17 +148,14 @@ def error(values: tuple[float, float]) -> float:
     return abs(simulated / device - 1)
 
 
-def rank_all(pairs: Sequence[Pair], path: str) -> Ranking:
-    """Rankings of all workloads by one number, together."""
+def rank_all(pairs: Sequence[Pair], path: str) -> dict[str, Ranking]:
+    """The ranking of each workload by one number."""
     workloads: dict[str, Values] = defaultdict(lambda: defaultdict(dict))
     for pair in pairs:
         values = pair.values(path)
         if values is not None:
             workloads[pair.workload][pair.policy][pair.device.seed] = values
-    total = Ranking()
-    for own in workloads.values():
-        total = total.plus(rank(own))
-    return total
+    return {workload: rank(own) for workload, own in workloads.items()}
 
 
 def rank(values: Mapping[str, Mapping[int, tuple[float, float]]]) -> Ranking:

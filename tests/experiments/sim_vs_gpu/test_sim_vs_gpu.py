@@ -95,7 +95,7 @@ def test_dry_run_compares_a_model_with_another(
     assert pairs[0].pressed
     small, large = pairs[0].values(SPEED) or (0.0, 0.0)
     assert small > large > 0, "an 8B model makes fewer tokens than a 0.6B one"
-    assert rank_all(pairs, SPEED) == Ranking()
+    assert rank_all(pairs, SPEED) == {"small": Ranking()}
     text = main(tmp_path)
     assert "1 cells, 1 of them pressed" in text
     assert f"{100 * (1 - large / small):.1f} %" in text
