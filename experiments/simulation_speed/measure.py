@@ -30,10 +30,10 @@ COLUMNS = (
     "requests",
     "writes",
     "seconds",
-    "requests/s",
-    "us a request",
+    "CPU seconds",
+    "requests a CPU second",
+    "CPU us a request",
     "steps",
-    "us a step",
     "peak MiB",
     "simulated hours",
 )
@@ -41,12 +41,14 @@ COLUMNS = (
 
 @dataclass(frozen=True, slots=True)
 class Cost:
-    """What one command took: seconds until it had ended, peak resident memory in bytes; and what it
-    simulated. num_requests: of the run; writes: a key of SETTINGS."""
+    """What one command took: seconds until it had ended, and of a processor (what else runs there
+    does not count), peak resident memory in bytes; and what it simulated. num_requests: of the run;
+    writes: a key of SETTINGS."""
 
     num_requests: int
     writes: str
     seconds: float
+    cpu_s: float
     peak_bytes: int
     num_steps: int
     simulated_s: float
@@ -57,10 +59,10 @@ class Cost:
             f"{self.num_requests:,}",
             self.writes,
             f"{self.seconds:.2f}",
-            f"{self.num_requests / self.seconds:,.0f}",
-            f"{1e6 * self.seconds / self.num_requests:,.0f}",
+            f"{self.cpu_s:.2f}",
+            f"{self.num_requests / self.cpu_s:,.0f}",
+            f"{1e6 * self.cpu_s / self.num_requests:,.0f}",
             f"{self.num_steps:,}",
-            f"{1e6 * self.seconds / self.num_steps:,.0f}",
             f"{self.peak_bytes / 2**20:,.0f}",
             f"{self.simulated_s / 3600:.2f}",
         ]
@@ -108,7 +110,8 @@ def measure(num_requests: int, writes: str, overrides: Sequence[str]) -> Cost:
     scale = 1 if sys.platform == "darwin" else 1024  # of ru_maxrss
     peak_bytes = usage.ru_maxrss * scale
     steps, simulated_s = summary["steps"]["count"], summary["duration_s"]
-    return Cost(num_requests, writes, seconds, peak_bytes, steps, simulated_s)
+    cpu_s = usage.ru_utime + usage.ru_stime
+    return Cost(num_requests, writes, seconds, cpu_s, peak_bytes, steps, simulated_s)
 
 
 def drawn(num_requests: int) -> list[str]:

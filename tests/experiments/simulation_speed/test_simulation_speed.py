@@ -25,12 +25,12 @@ def test_quantiles_are_lengths_of_the_trace_in_order():
     assert found == list(range(5, 641, 10))
 
 
-def test_costs_are_per_request_and_per_step():
-    cost = Cost(1000, "summary", 2.0, 50 * 2**20, 4000, 7200.0)
+def test_costs_are_per_request_in_time_of_the_processor():
+    cost = Cost(1000, "summary", 3.0, 2.0, 50 * 2**20, 4000, 7200.0)
     row = dict(zip(COLUMNS, cost.row(), strict=True))
-    assert row["requests/s"] == "500"
-    assert row["us a request"] == "2,000"
-    assert row["us a step"] == "500"
+    assert row["seconds"] == "3.00"
+    assert row["requests a CPU second"] == "500"
+    assert row["CPU us a request"] == "2,000"
     assert row["peak MiB"] == "50"
     assert row["simulated hours"] == "2.00"
 
@@ -38,6 +38,7 @@ def test_costs_are_per_request_and_per_step():
 def test_run_is_measured_in_a_process_of_its_own():
     cost = measure(6, "summary", ["workload.num_requests=6"])
     assert cost.seconds > 0
+    assert cost.cpu_s > 0
     assert cost.num_steps >= 16
     assert 10 * 2**20 < cost.peak_bytes < 2**31
 
