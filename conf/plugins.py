@@ -13,7 +13,8 @@ def build_hooks(job: Job) -> Hooks:
 
 def take_over_hooks(job: Job, device: str) -> Hooks:
     """The same, but for those that the job before handed on (conf/reuse.py)."""
-    return Hooks(REUSE.built(default_nodes(job), device), _built(plugin_nodes(job)))
+    plugins = _built(plugin_nodes(job))
+    return Hooks(REUSE.built(default_nodes(job), device, plugins.values()), plugins)
 
 
 def _built(nodes: Nodes) -> dict[str, object]:

@@ -21,6 +21,13 @@ class Plain:
     """A plugin that cannot."""
 
 
+class Attends:
+    """A plugin that answers a hook of the unit."""
+
+    def build_attention(self, query):
+        """Never called here."""
+
+
 def nodes(executor="Keeper", size=1, model="Plain", policy="Plain"):
     kept = {"size": size} if executor == "Keeper" else {}
     return {
@@ -94,3 +101,17 @@ def test_forgotten_is_built_anew():
     first = reuse.built(nodes(), "cpu")
     reuse.forget()
     assert reuse.built(nodes(), "cpu")["torch"] is not first["torch"]
+
+
+def test_a_plugin_that_answers_for_the_unit_lets_all_of_it_go():
+    for policy, beside in (("Attends", ()), ("Plain", (Attends(),))):
+        reuse = active()
+        first = reuse.built(nodes(), "cpu")
+        second = reuse.built(nodes(policy=policy), "cpu", beside)
+        third = reuse.built(nodes(policy=policy), "cpu", beside)
+        assert len({id(found["torch"]) for found in (first, second, third)}) == 3
+        assert not second["torch"].kept
+
+
+def test_plugins_keep_the_order_of_the_config():
+    assert list(active().built(nodes(), "cpu")) == list(nodes())
