@@ -35,7 +35,7 @@ class Packer:
         known, in_flight = table.known[rows.slots], table.in_flight[rows.slots]
         feedback = ends > known
         times = 1 if rows.each is None else len(rows.each)
-        further = ~chunks * np.int32(times - 1)  # samples before the last
+        further = ~chunks * np.int32(times - 1) if times > 1 else np.int32(0)  # earlier samples
         due = known + in_flight + further
         samples = (ends == due) & (due < table.length_limit[rows.slots])
         row_ids = table.row[rows.slots]
