@@ -273,10 +273,7 @@ class SimulatedExecutor:
         plugin, now_s = self._plugin, self._clock.now()
         host_s = plugin.host_s + plugin.host_row_s * num_rows
         start_s, *others_s = plugin.launch_s[kind]
-        busy_s = start_s  # what must not last longer than a step
-        if self._overlap:  # the second of an idle engine is planned while the first one starts
-            busy_s += host_s if self._pending else host_s + busy_s
-        if others_s or busy_s > seconds.min():
+        if others_s or (not self._overlap and start_s > seconds.min()):
             seconds = seconds[:1]
         # One addition after another, as single launches do it: the same bits.
         if not self._overlap:
@@ -288,7 +285,11 @@ class SimulatedExecutor:
         ready_s, done_s = self._host_ends_s(num_rows, start_s)
         line = np.add.accumulate(np.concatenate(([max(ready_s, self._free_at_s)], seconds)))
         line[0] = max(done_s, self._free_at_s) if self._pending else now_s
-        return np.concatenate(([now_s], line[:-1]))[: len(seconds)], line[1:]
+        free_s = line[:-1].copy()  # when the host turns to the next step
+        free_s[0] = max(line[0], done_s)
+        late = (free_s + host_s + start_s > line[1:]).nonzero()[0]
+        num = max(int(late[0]), 1) if len(late) else len(seconds)
+        return np.concatenate(([now_s], line[:-1]))[:num], line[1 : num + 1]
 
     def _start(self, launch: Launch) -> None:
         """Set until when the host and the device are busy with a launch."""

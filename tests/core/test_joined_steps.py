@@ -155,6 +155,20 @@ def test_they_are_the_same_under_memory_pressure(overlap):
 
 
 @OVERLAP
+def test_they_are_the_same_when_contexts_outgrow_what_the_host_takes(overlap):
+    """The host, slower than the device at first, is still behind when steps become longer."""
+    times = Fixed(step_s=0.0, token_s=0.0, kv_token_s=1e-5)
+    starts = {"decode": 8e-4}  # as long as a step that reads 80 tokens
+
+    def one():
+        device = Simulated(times, vocab_size=500, host_s=1e-5, launch_s=starts)
+        return make(seqs=1, overlap=overlap, step_time=times, executor=device)
+
+    prompt, params = np.arange(1, 41, dtype=np.int32), SamplingParams(max_tokens=120)
+    assert_same(one, [Request("a", prompt, params, forced_output=120)])
+
+
+@OVERLAP
 @pytest.mark.parametrize("name", BATCHINGS)
 def test_every_batching_policy_is_steady(name, overlap):
     def one():
