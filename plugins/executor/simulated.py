@@ -5,6 +5,7 @@ are. Token values are scripted as the fake executor's (script.py), so that both 
 records; nothing of a launch is kept or checked."""
 
 from collections import deque
+from collections.abc import Mapping
 from dataclasses import replace
 from statistics import fmean
 from typing import Any, Protocol
@@ -73,14 +74,7 @@ class Simulated:
         require(fixed_s >= 0, "executor.host_s", ">= 0", fixed_s)
         require(row_s >= 0, "executor.host_row_s", ">= 0", row_s)
         given = getattr(step_time, "launch_s", {}) if launch_s is None else launch_s
-        starts_s = {
-            kind: tuple(one) if isinstance(one, list | tuple) else (one,)
-            for kind, one in given.items()
-        }
-        known = set(starts_s) <= set(KINDS)
-        some = all(one and min(one) >= 0 for one in starts_s.values())
-        rule = f"null or seconds >= 0, one or more, by kind: {', '.join(KINDS)}"
-        require(known and some, "executor.launch_s", rule, launch_s)
+        starts_s = _by_kind(given)
         sizes: LaunchSizes = getattr(step_time, "sizes", LaunchSizes())
         if graph_sizes is not None:
             ascend = graph_sizes == sorted({size for size in graph_sizes if size >= 1})
@@ -356,3 +350,17 @@ class SimulatedExecutor:
     def _errors(self, launch: Launch) -> dict[int, str]:
         rows = launch.row_ids.tolist()
         return {at: self._asks[row] for at, row in enumerate(rows) if row in self._asks}
+
+
+def _by_kind(launch_s: Mapping[str, Any]) -> dict[str, tuple[float, ...]]:
+    values = {
+        kind: tuple(one) if isinstance(one, list | tuple) else (one,)
+        for kind, one in launch_s.items()
+    }
+    holds = set(values) <= set(KINDS) and all(
+        one and all(isinstance(x, int | float) and 0 <= x < np.inf for x in one)
+        for one in values.values()
+    )
+    rule = f"null or seconds >= 0, one or more, by kind: {', '.join(KINDS)}"
+    require(holds, "executor.launch_s", rule, launch_s)
+    return values

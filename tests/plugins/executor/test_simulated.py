@@ -208,6 +208,16 @@ def test_real_clock_and_bad_values_are_refused():
         Simulated("roofline")  # type: ignore[arg-type]
 
 
+@pytest.mark.parametrize(
+    "one", [[], -1.0, None, "1 ms", [0.1, [0.2]], [0.1, float("nan")], float("inf")], ids=str
+)
+def test_a_launch_time_that_is_no_time_is_refused_by_name(one):
+    with pytest.raises(ConfigError, match=r"executor\.launch_s must be null or seconds >= 0"):
+        simulated(launch_s={"decode": one})
+    with pytest.raises(ConfigError, match=r"by kind: decode, chunk, mixed, eager, got"):
+        simulated(launch_s={"decodes": 0.1})
+
+
 def test_description_names_the_model_and_its_error():
     roofline = make_engine(executor=simulated(Roofline("a100", "llama2_7b"))).executor.describe()
     assert roofline["step_time"]["device"] == "a100"
