@@ -60,6 +60,15 @@ class ParallelExecutor:
     def keeps(self, keeps: bool) -> None:
         self._own.keeps = keeps
 
+    @property
+    def at_end(self) -> Callable[[], object] | None:
+        """See TorchExecutor."""
+        return self._own.at_end
+
+    @at_end.setter
+    def at_end(self, at_end: Callable[[], object] | None) -> None:
+        self._own.at_end = at_end
+
     def renew(self, query: ExecutorQuery) -> bool:
         """See TorchExecutor."""
         device = torch.device(self.model.device)

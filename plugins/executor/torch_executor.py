@@ -3,7 +3,7 @@ the launches in flight, which plugins/executor/launch_starter.py starts."""
 
 import sys
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 from typing import Any
 
@@ -79,6 +79,7 @@ class TorchExecutor:
         self._max_rows = min(LARGEST, query.engine.max_num_seqs)
         self._engine, self._seed = query.engine, query.seed
         self.keeps = False  # when it is closed, for a later `renew`
+        self.at_end: Callable[[], object] | None = None  # called when it is closed and not kept
         self.engines_before = 0
         self._layout: PoolLayout | None = None
         self._backend: AttentionBackend | None = None
@@ -224,6 +225,8 @@ class TorchExecutor:
         self._in_flight.clear()
         if not self.keeps:
             self._forget()
+            if self.at_end is not None:
+                self.at_end()
 
     def _fits(self, layout: PoolLayout) -> bool:
         """Whether what is there has this layout, whatever the number of pages."""

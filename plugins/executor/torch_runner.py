@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
+from weakref import finalize
 
 import torch
 
@@ -82,26 +83,34 @@ class TorchRunner:
         """The executor, with the model loaded; the pool waits for `prepare`. Raises ConfigError for
         what cannot be deterministic where engine.deterministic is set, and for what cannot be
         computed by so many devices."""
-        if self._num_threads is not None:
-            torch.set_num_threads(self._num_threads)
         kept, self._kept = self._kept, None
         if kept is not None and kept.renew(query):
             self._kept = kept
             return kept
         del kept  # with its memory, before the next model is loaded
-        executor: BuiltExecutor
+        before = torch.get_num_threads()
+        try:
+            executor = self._built(query)
+        except BaseException:
+            torch.set_num_threads(before)
+            raise
+        # The process may go on to another engine: closed or, if kept, let go, it leaves no trace.
+        executor.at_end = finalize(executor, torch.set_num_threads, before)
+        executor.keeps = self._keeps
+        self._kept = executor if self._keeps else None
+        return executor
+
+    def _built(self, query: ExecutorQuery) -> "BuiltExecutor":
+        if self._num_threads is not None:
+            torch.set_num_threads(self._num_threads)
         if self.tensor_parallel > 1:
             # Imported here: one device needs no torch.distributed.
             from plugins.executor.parallel_executor import lead
 
-            executor = lead(self, query, self.tensor_parallel, self._num_threads is None)
-        else:
-            model: Model = query.model()
-            check_shards(model, 1)
-            executor = self.over(model, query)
-        executor.keeps = self._keeps
-        self._kept = executor if self._keeps else None
-        return executor
+            return lead(self, query, self.tensor_parallel, self._num_threads is None)
+        model: Model = query.model()
+        check_shards(model, 1)
+        return self.over(model, query)
 
     def over(
         self, model: Model, query: ExecutorQuery, group: RankGroup | None = None

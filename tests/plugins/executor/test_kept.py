@@ -1,6 +1,9 @@
 """An executor that serves one engine after another."""
 
+import gc
 from dataclasses import replace
+
+import torch
 
 from plugins.executor.torch_runner import TorchRunner
 from tests.plugins.executor.launch_driver import Driver
@@ -74,3 +77,20 @@ def test_without_being_told_nothing_is_kept():
     assert served(first) == TOKENS
     assert first._state is None
     assert plugin.build_executor(query) is not first
+
+
+def test_threads_are_as_before_when_an_executor_is_closed_or_let_go():
+    query, before = executor_query(MODEL), torch.get_num_threads()
+    plain = TorchRunner(num_threads=before + 1).build_executor(query)
+    assert torch.get_num_threads() == before + 1
+    plain.close()
+    assert torch.get_num_threads() == before
+    plugin = TorchRunner(num_threads=before + 2)
+    plugin.keep_built()
+    plugin.build_executor(query).close()
+    assert torch.get_num_threads() == before + 2
+    plugin.build_executor(replace(query, seed=query.seed + 1)).close()
+    assert torch.get_num_threads() == before + 2
+    del plugin
+    gc.collect()
+    assert torch.get_num_threads() == before
