@@ -42,7 +42,7 @@ class Reuse:
             self._keep_only((device, dict(unit.values())))
             found = others | {name: self._plugin(*at) for name, at in unit.items()}
             if not hasattr(self._plugins.get("executor"), KEEP):
-                self.forget()
+                self._key, self._plugins = None, {}
         return {name: found[name] for name in nodes}
 
     def forget(self) -> None:
@@ -50,12 +50,12 @@ class Reuse:
         self._keep_only(None)
 
     def _keep_only(self, key: Any) -> None:
-        if key == self._key:
+        if key is not None and key == self._key:
             return
-        self._key, before = key, bool(self._plugins)
-        self._plugins = {}
-        if before:
-            gc.collect()  # a device's memory must be free before the next model comes
+        self._key, self._plugins = key, {}
+        # A device's memory must be free before the next model comes, that of a failed job, too:
+        # its traceback held all of it when it was forgotten.
+        gc.collect()
 
     def _plugin(self, path: str, node: Mapping[str, Any]) -> object:
         if path not in self._plugins:

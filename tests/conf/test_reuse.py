@@ -88,6 +88,24 @@ def test_what_is_let_go_is_gone_before_the_next_is_built():
     assert seen == [None]
 
 
+def test_what_a_failed_job_left_is_gone_before_the_next_is_built():
+    reuse = active()
+
+    def failed():
+        try:
+            found = reuse.built(nodes(), "cpu")
+            found["torch"].itself = found["torch"]  # as an engine and its parts know each other
+            alive = weakref.ref(found["torch"])
+            raise ValueError
+        except ValueError:
+            reuse.forget()
+            return alive
+
+    alive = failed()
+    assert reuse.built(nodes(), "cpu")["torch"] is not None
+    assert alive() is None
+
+
 def test_an_executor_that_keeps_nothing_and_its_model_are_new_each_time():
     reuse = active()
     plain = nodes(executor="Plain")
