@@ -124,9 +124,7 @@ class SimulatedExecutor:
         self._overlap = engine.overlap
         self._free_at_s = 0.0
         self._host_free_at_s = 0.0
-        self._rng = np.random.default_rng(
-            seed
-        )  # of launches that take the host one of several times
+        self._rng = np.random.default_rng(seed)  # which of several launch_s a launch takes
         self._pending: deque[LaunchResult] = deque()
         self._starts = np.empty(0, np.uint64)  # of the rows' token streams: script.py
         self._asks: dict[int, str] = {}  # rows whose request wants what nothing here can compute
