@@ -144,6 +144,9 @@ def test_kernels_sink_opens_its_windows_on_the_steps_thread(tmp_path: Path) -> N
         def start(self) -> None:
             starts.append((threading.current_thread().name, number))
 
+        def wait(self) -> None:
+            pass
+
         def stop(self) -> list[Any]:
             return []
 

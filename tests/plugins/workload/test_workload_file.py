@@ -20,7 +20,8 @@ def write(tmp_path: Path, *lines: Any) -> str:
 
 def test_every_field_of_a_request_can_be_given() -> None:
     assert set(SAMPLING_FIELDS) == set(SamplingParams.__slots__)
-    assert set(REQUEST_FIELDS) == set(Request.__slots__) - {"prompt", "params"}
+    not_asked = {"prompt", "params", "resumed"}  # the last: output that another engine made
+    assert set(REQUEST_FIELDS) == set(Request.__slots__) - not_asked
     assert len(FIELDS) == len(PROMPT_FIELDS) + len(REQUEST_FIELDS) + len(SAMPLING_FIELDS)
 
 
