@@ -159,8 +159,11 @@ class Router:
 
 
 def check_route(decision: RouteDecision, plugin: str, table: ReplicaTable) -> int:
-    """The row of the chosen replica. Raises PolicyError for an unknown one or bad scores."""
+    """The row of the chosen replica. Raises PolicyError for what is no decision, an unknown replica
+    or bad scores."""
     where = f"{HOOK} of {plugin}"
+    if not isinstance(decision, RouteDecision):
+        raise PolicyError(f"{where}: the answer must be a RouteDecision, got {decision!r}")
     if decision.replica not in table.ids:
         names = ", ".join(table.ids)
         raise PolicyError(

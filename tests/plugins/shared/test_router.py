@@ -139,3 +139,15 @@ def test_bad_settings_are_refused():
         RouterSettings(snapshot_delay_s=-1)
     with pytest.raises(ConfigError, match=r"router\.block_tokens must be >= 1"):
         RouterSettings(block_tokens=0)
+
+
+def test_an_answer_that_is_no_decision_is_refused_by_name():
+    class Says:
+        @hookimpl
+        def decide_route(self, query):
+            return "a"
+
+    rig = Rig(Says(), [snapshot("a")])
+    text = r"decide_route of router: the answer must be a RouteDecision, got 'a'"
+    with pytest.raises(PolicyError, match=text):
+        rig.router.route(ask(), 16.0, 0.0)
