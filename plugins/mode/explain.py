@@ -14,7 +14,7 @@ from rich.table import Table
 
 from core.config import require
 from core.errors import ConfigError
-from plugins.mode.story import Event, counted, tell
+from plugins.mode.story import Event, counted, tell, told_routes
 from plugins.shared.session import Session
 
 PLAIN_WIDTH = 120  # columns when the output is no terminal
@@ -36,7 +36,10 @@ class Explain:
             require((self.folder / name).is_file(), "run", rule, str(self.folder))
         rows = read_requests(self.folder / "requests.csv")
         row = rows.get(self.request)
-        events = tell(self.request, row, read_steps(self.folder / "steps.jsonl"))
+        events = tell(self.request, row, read_lines(self.folder / "steps.jsonl"))
+        routes = self.folder / "routes.jsonl"
+        if routes.is_file():  # of several replicas, whose steps are not recorded
+            events[1:1] = told_routes(self.request, read_lines(routes))
         if row is None and not events:
             raise ConfigError(_unknown(self.request, list(rows)))
         _print(self.request, row, events)
@@ -55,8 +58,9 @@ def read_requests(path: Path) -> dict[str, dict[str, str]]:
         return {row["request_id"]: row for row in csv.DictReader(lines)}
 
 
-def read_steps(path: Path) -> Iterator[dict[str, Any]]:
-    """The lines of steps.jsonl, one at a time. A last line cut short by a crash is left out."""
+def read_lines(path: Path) -> Iterator[dict[str, Any]]:
+    """The lines of steps.jsonl or routes.jsonl, one at a time. A last line cut short by a crash is
+    left out."""
     with open(path, encoding="utf-8") as lines:
         for line in lines:
             try:

@@ -15,7 +15,7 @@ STARTED = ("admitted", "resumed")
 class Event:
     """Something that held for steps `first` .. `last`, seconds `start_s` .. `end_s`.
 
-    what: arrived, waited, admitted, resumed, prefill, decode, preempted or finished. why: a
+    what: arrived, routed, waited, admitted, resumed, prefill, decode, preempted or finished. why: a
     sentence. key: events in a row with equal keys are one. names: the other requests it was about,
     in order.
     """
@@ -49,7 +49,7 @@ class Event:
         return {name: getattr(self, name) for name in names}
 
 
-_INSTANTS = ("arrived", "admitted", "resumed", "preempted", "finished")
+_INSTANTS = ("arrived", "routed", "admitted", "resumed", "preempted", "finished")
 
 
 def tell(request: str, row: dict[str, str] | None, steps: Iterable[dict[str, Any]]) -> list[Event]:
@@ -72,6 +72,19 @@ def tell(request: str, row: dict[str, str] | None, steps: Iterable[dict[str, Any
         events.insert(0, begun)
         if row["finished_s"]:
             events.append(_end(row))
+    return events
+
+
+def told_routes(request: str, routes: Iterable[dict[str, Any]]) -> list[Event]:
+    """Where `request` was sent, out of the objects of routes.jsonl; again where a replica died."""
+    events = []
+    for route in routes:
+        if route["request_id"] == request:
+            scores = ", ".join(f"{name} {score:.4g}" for name, score in route["scores"].items())
+            why = f"to replica {route['replica']} by {route['plugin']}: {route['reason']}"
+            event = Event("routed", route["time_s"], route["time_s"])
+            event.why = f"{why} ({scores})" if scores else why
+            events.append(event)
     return events
 
 

@@ -212,3 +212,17 @@ def test_line_cut_off_by_a_crash_is_left_out(finished_run: Path) -> None:
     with open(finished_run / "steps.jsonl", "a") as lines:
         lines.write('{"step": 9')
     Explain(str(finished_run), "synthetic-0").run(make_session(finished_run))
+
+
+def test_replicas_that_a_request_was_sent_to_are_told(finished_run: Path) -> None:
+    routes = [
+        {"request_id": name, "time_s": 0.5, "replica": where, "plugin": "mine", "reason": "why not"}
+        for name, where in (("synthetic-1", "0"), ("synthetic-0", "1"), ("synthetic-0", "2"))
+    ]
+    scores: list[dict[str, float]] = [{}, {"1": 2.0, "2": 3.5}, {}]
+    lines = [json.dumps(route | {"scores": one}) for route, one in zip(routes, scores, strict=True)]
+    (finished_run / "routes.jsonl").write_text("\n".join(lines) + "\n")
+    story = Explain(str(finished_run), "synthetic-0").run(make_session(finished_run))["events"]
+    assert [event["what"] for event in story[:3]] == ["arrived", "routed", "routed"]
+    told = "to replica 1 by mine: why not (1 2, 2 3.5)", "to replica 2 by mine: why not"
+    assert (story[1]["why"], story[2]["why"]) == told
