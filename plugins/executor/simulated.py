@@ -20,7 +20,8 @@ from core.hookspecs import hookimpl
 from core.launch import Launch, LaunchResult, PoolLayout, RowSetup, reads
 from core.queries import ExecutorQuery, StepTimeQuery
 from core.recent import MOST
-from plugins.executor.script import POSITION, Script, mix, stream_start
+from plugins.executor.scripted_rows import ScriptedRows
+from plugins.executor.simulated_time import BusyTimes, Times
 from plugins.shared.clocks import VirtualClock
 from plugins.shared.launch_sizes import KINDS, LaunchSizes, least
 from plugins.shared.step_time import StepTimeModel
@@ -28,8 +29,6 @@ from plugins.shared.tokenizer_file import read_tokenizer
 
 Int32 = NDArray[np.int32]
 MAX_IN_FLIGHT = 2
-_NONE = np.empty(0, np.int32)
-_FURTHER = np.arange(MOST).astype(np.uint64) * POSITION
 
 
 class DeviceModel(StepTimeModel, Protocol):
@@ -47,14 +46,14 @@ class Simulated:
 
     step_time: the device's time of a step: a StepTimeModel, or a DeviceModel. vocab_size,
     max_model_len, tokenizer: what it claims of its model, the last a folder or name, for workloads
-    of text. host_s, host_row_s: seconds that a step takes the
-    host, fixed and for each row; they pass before the launch, so with engine.overlap they are
-    hidden while the launch before runs. launch_s: in which it then starts the rest of a launch, by
-    kind (plugins/shared/launch_sizes.py), or several values, of which each launch draws one by the
-    run's seed; the device works meanwhile, and ends no sooner. The host
-    does one thing after the other. graph_sizes: numbers of rows to which a step of one-token rows
-    is padded, ascending, as graphs captured at a few sizes do ([]: none). null: what was measured
-    with the step_time (its attributes of these names, and `sizes`), else 0 and none."""
+    of text. host_s, host_row_s: seconds that a step takes the host, fixed and for each row; they
+    pass before the launch, so with engine.overlap they are hidden while the launch before runs.
+    launch_s: in which it then starts the rest of a launch, by kind (plugins/shared/
+    launch_sizes.py), or several values, of which each launch draws one by the run's seed; the
+    device works meanwhile, and ends no sooner. The host does one thing after the other.
+    graph_sizes: numbers of rows to which a step of one-token rows is padded, ascending, as graphs
+    captured at a few sizes do ([]: none). null: what was measured with the step_time (its
+    attributes of these names, and `sizes`), else 0 and none."""
 
     def __init__(
         self,
@@ -85,10 +84,8 @@ class Simulated:
         self.step_time = step_time
         self.vocab_size = vocab_size
         self.max_model_len = max_model_len
-        self.host_s = fixed_s
-        self.host_row_s = row_s
-        self.launch_s = dict.fromkeys(KINDS, (0.0,)) | starts_s
-        self.sizes = sizes
+        starts_s = dict.fromkeys(KINDS, (0.0,)) | starts_s
+        self.times = Times(step_time, fixed_s, row_s, starts_s, sizes)
         self.tokenizer = (
             None if tokenizer is None else read_tokenizer("executor.tokenizer", tokenizer)
         )
@@ -121,15 +118,10 @@ class SimulatedExecutor:
         self._plugin = plugin
         self._clock = clock
         self._memory_share = engine.memory_share
-        self._overlap = engine.overlap
-        self._free_at_s = 0.0
-        self._host_free_at_s = 0.0
-        self._rng = np.random.default_rng(seed)  # which of several launch_s a launch takes
+        self._busy = BusyTimes(plugin.times, clock, engine.overlap, np.random.default_rng(seed))
         self._pending: deque[LaunchResult] = deque()
-        self._starts = np.empty(0, np.uint64)  # of the rows' token streams: script.py
+        self._rows = ScriptedRows(0, plugin.vocab_size)
         self._asks: dict[int, str] = {}  # rows whose request wants what nothing here can compute
-        self._script = Script(plugin.vocab_size, (), {})
-        self._masked: dict[int, tuple[int, frozenset[int]]] = {}  # rows: up to a position, which
 
     def measure_pool(self, layout: PoolLayout) -> int:
         """The tokens that the device's memory holds. Raises ConfigError where the model of the
@@ -149,7 +141,7 @@ class SimulatedExecutor:
 
     def prepare(self, layout: PoolLayout) -> None:
         """Make room for the rows' state."""
-        self._starts = np.zeros(layout.num_rows, np.uint64)
+        self._rows = ScriptedRows(layout.num_rows, self.vocab_size)
 
     def launch(self, launch: Launch) -> None:
         """Set the time at which the launch ends."""
@@ -159,17 +151,15 @@ class SimulatedExecutor:
             self._set_up(setup)
         graph_rows, ends_s = self._graph_rows(launch), launch.ends_s
         if ends_s is None:
-            self._start(launch)
-            tokens = self._tokens(launch, 0)
+            self._busy.start(launch)
+            tokens = self._rows.tokens(launch, 0)
         else:
-            self._free_at_s = float(ends_s[-1])
-            start_s = self._plugin.launch_s[self._sizes(launch)[2]][0]
-            self._host_free_at_s = self._host_ends_s(len(launch.row_ids), start_s)[1]
-            first, tokens = self._both(launch, len(ends_s))
+            self._busy.join(launch, ends_s)
+            first, tokens = self._rows.both(launch, len(ends_s))
             facts = launch.launch_id, first, float(ends_s[-2])
             self._pending.append(LaunchResult(*facts, ends_s=ends_s[:-1]))
         errors = self._errors(launch) if self._asks else {}
-        result = LaunchResult(launch.launch_id, tokens, self._free_at_s, errors)
+        result = LaunchResult(launch.launch_id, tokens, self._busy.device_free_s, errors)
         self._pending.append(replace(result, graph_rows=graph_rows) if graph_rows else result)
 
     def forecast(
@@ -184,7 +174,7 @@ class SimulatedExecutor:
         num_rows, num = len(rows), self._steps_alike(num_tokens, left, room)
         if self._asks and self._asks.keys() & set(rows.tolist()):
             num = 1
-        sizes = self._plugin.sizes
+        sizes = self._plugin.times.sizes
         times = np.arange(1, num + 1, dtype=np.int32)
         each = num_tokens * times[:, None]
         if int(np.maximum.reduce(num_tokens)) == 1:
@@ -202,7 +192,7 @@ class SimulatedExecutor:
             num -= num > 1 and last_kind != kind
             figures = num_rows, tokens, kv_tokens, attended
         seconds = (self._plugin.step_time.seconds(*figures) + np.zeros(len(times)))[:num]
-        planned_s, ends_s = self._line(num_rows, kind, seconds)
+        planned_s, ends_s = self._busy.line(num_rows, kind, seconds, bool(self._pending))
         num = int(np.count_nonzero(planned_s < until_s))
         return each[:num], ends_s[:num]
 
@@ -212,7 +202,7 @@ class SimulatedExecutor:
         if not self._pending:
             raise InvariantError("collect needs a launch in flight, got none")
         result = self._pending.popleft()
-        seen_s = self._host_free_at_s
+        seen_s = self._busy.host_free_s
         if seen_s > result.finished_s and result.ends_s is None:  # only the last of several can
             result = replace(result, finished_s=seen_s)
         self._clock.wait_until(result.finished_s)
@@ -220,16 +210,17 @@ class SimulatedExecutor:
 
     def describe(self) -> dict[str, Any]:
         """The model of the step's time with its error, for the manifest."""
-        plugin, step_time = self._plugin, self._plugin.step_time
+        times = self._plugin.times
+        step_time = times.step_time
         known = step_time.describe() if hasattr(step_time, "describe") else {"error": None}
         return {
             "executor": "simulated",
             "device": "none",
             "step_time": {"source": type(step_time).__name__.lower()} | known,
-            "host_s": plugin.host_s,
-            "host_row_s": plugin.host_row_s,
-            "launch_s": {kind: fmean(values) for kind, values in plugin.launch_s.items()},
-            "graph_sizes": list(plugin.sizes.graphs),
+            "host_s": times.host_s,
+            "host_row_s": times.host_row_s,
+            "launch_s": {kind: fmean(values) for kind, values in times.launch_s.items()},
+            "graph_sizes": list(times.sizes.graphs),
         }
 
     def close(self) -> None:
@@ -238,12 +229,8 @@ class SimulatedExecutor:
 
     def _set_up(self, setup: RowSetup) -> None:
         row, params = setup.row, setup.params
-        self._starts[row] = stream_start(setup.seed, setup.choice, setup.prompt_len)
+        self._rows.set_up(setup)
         self._asks.pop(row, None)
-        self._masked.pop(row, None)
-        if params.min_tokens and params.stop_token_ids:
-            ends = frozenset((*params.stop_token_ids, *setup.end_token_ids))
-            self._masked[row] = setup.prompt_len + params.min_tokens, ends
         if params.logprobs is not None or params.prompt_logprobs is not None:
             self._asks[row] = "a simulation computes no log-probabilities"
 
@@ -258,92 +245,10 @@ class SimulatedExecutor:
             num = 1  # a slice of one token
         return max(num, 1)
 
-    def _line(
-        self, num_rows: int, kind: str, seconds: NDArray[np.float64]
-    ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-        """When steps that take so long on the device are planned, and when they end."""
-        plugin, now_s = self._plugin, self._clock.now()
-        host_s = plugin.host_s + plugin.host_row_s * num_rows
-        start_s, *others_s = plugin.launch_s[kind]
-        if others_s or (not self._overlap and start_s > seconds.min()):
-            seconds = seconds[:1]
-        # One addition after another, as single launches do it: the same bits.
-        if not self._overlap:
-            parts = np.full(2 * len(seconds) + 1, host_s)
-            parts[0], parts[2::2] = now_s, seconds
-            ends_s = np.add.accumulate(parts)[2::2]
-            return np.concatenate(([now_s], ends_s[:-1])), ends_s
-        # A step is planned while the one before runs, when that before it ended.
-        ready_s, done_s = self._host_ends_s(num_rows, start_s)
-        line = np.add.accumulate(np.concatenate(([max(ready_s, self._free_at_s)], seconds)))
-        line[0] = max(done_s, self._free_at_s) if self._pending else now_s
-        free_s = line[:-1].copy()  # when the host turns to the next step
-        free_s[0] = max(line[0], done_s)
-        late = (free_s + host_s + start_s > line[1:]).nonzero()[0]
-        num = max(int(late[0]), 1) if len(late) else len(seconds)
-        return np.concatenate(([now_s], line[:-1]))[:num], line[1 : num + 1]
-
-    def _start(self, launch: Launch) -> None:
-        """Set until when the host and the device are busy with a launch."""
-        kv, attended, _ = reads(launch.first_positions, launch.num_tokens[None])
-        computed, tokens, kind = self._sizes(launch)
-        model = self._plugin.step_time
-        seconds = float(model.seconds(computed, tokens, int(kv[0]), int(attended[0])))
-        starts_s = self._plugin.launch_s[kind]
-        start_s = starts_s[self._rng.integers(len(starts_s))] if len(starts_s) > 1 else starts_s[0]
-        ready_s, self._host_free_at_s = self._host_ends_s(len(launch.row_ids), start_s)
-        device_s = max(ready_s, self._free_at_s) + seconds
-        self._free_at_s = max(device_s, self._host_free_at_s)
-
-    def _sizes(self, launch: Launch) -> tuple[int, int, str]:
-        """Rows and tokens that are computed, and how the launch is started."""
-        num_tokens = int(np.add.reduce(launch.num_tokens))
-        sizes = self._plugin.sizes
-        return sizes.padded(launch.num_decode_rows, len(launch.row_ids), num_tokens)
-
-    def _host_ends_s(self, num_rows: int, start_s: float) -> tuple[float, float]:
-        """When the host has planned the next launch, and when it has started it."""
-        plugin = self._plugin
-        host_s = plugin.host_s + plugin.host_row_s * num_rows
-        ready_s = max(self._clock.now(), self._host_free_at_s) + host_s
-        return ready_s, ready_s + start_s
-
     def _graph_rows(self, launch: Launch) -> int:
         num_rows = len(launch.row_ids)
         decodes = launch.num_decode_rows == num_rows
-        return least(self._plugin.sizes.graphs, num_rows) if decodes else 0
-
-    def _both(self, launch: Launch, num: int) -> tuple[Int32, Int32]:
-        """What a launch that runs so many times yields before the last, and then."""
-        decodes = launch.num_decode_rows
-        rows, first = launch.row_ids[:decodes], launch.first_positions[:decodes]
-        streams, last = self._scripted(rows, first + 1, num), self._tokens(launch, decodes)
-        return streams[:, :-1].ravel(), np.concatenate((streams[:, -1], last))
-
-    def _tokens(self, launch: Launch, start: int) -> Int32:
-        """What rows from `start` on yield, the last time."""
-        samples = launch.samples[start:].nonzero()[0] + start
-        if not len(samples):
-            return _NONE
-        last = launch.num_tokens if launch.each is None else launch.each[-1]
-        ends = launch.first_positions + last
-        return self._scripted(launch.row_ids[samples], ends[samples], 1).ravel()
-
-    def _scripted(self, rows: Int32, ends: Int32, num: int) -> Int32:
-        """The tokens of rows that follow so many known ones, int32 [rows, num]."""
-        mixed = self._starts[rows] + ends.astype(np.uint64) * POSITION
-        mixed = mixed[:, None] + _FURTHER[:num]
-        tokens = (mix(mixed) % np.uint64(self.vocab_size)).astype(np.int32)
-        if self._masked:
-            self._mask(tokens, rows, ends)
-        return tokens
-
-    def _mask(self, tokens: Int32, rows: Int32, ends: Int32) -> None:
-        """Replace, in tokens [num_rows, repeats], what may not end a request yet (min_tokens)."""
-        for at, row in enumerate(rows.tolist()):
-            until, banned = self._masked.get(row, (0, frozenset[int]()))
-            for index in range(min(until - int(ends[at]), tokens.shape[1])):
-                tokens[at, index] = self._script.without(int(tokens[at, index]), banned)
+        return least(self._plugin.times.sizes.graphs, num_rows) if decodes else 0
 
     def _errors(self, launch: Launch) -> dict[int, str]:
         rows = launch.row_ids.tolist()

@@ -83,11 +83,11 @@ def test_file_comes_back_as_it_was_saved(file: str):
 
 def test_executor_takes_host_times_and_sizes_from_the_file_unless_it_has_its_own(file: str):
     model = Calibrated(file)
-    measured = Simulated(model)
+    measured = Simulated(model).times
     assert (measured.host_s, measured.host_row_s, measured.sizes) == (0.5, 0.25, GIVEN.sizes)
     starts_s = {"decode": (0.0,), "chunk": (0.0,), "mixed": (2.0, 3.0), "eager": (0.0,)}
     assert measured.launch_s == starts_s
-    own = Simulated(model, host_s=0.0, host_row_s=0.0, graph_sizes=[], launch_s={})
+    own = Simulated(model, host_s=0.0, host_row_s=0.0, graph_sizes=[], launch_s={}).times
     assert (own.host_s, own.host_row_s, list(own.sizes.graphs)) == (0.0, 0.0, [])
     assert set(own.launch_s.values()) == {(0.0,)}
 

@@ -1,0 +1,63 @@
+"""The scripted tokens of a simulation's table rows (script.py)."""
+
+import numpy as np
+from numpy.typing import NDArray
+
+from core.launch import Launch, RowSetup
+from core.recent import MOST
+from plugins.executor.script import POSITION, Script, mix, stream_start
+
+Int32 = NDArray[np.int32]
+_NONE = np.empty(0, np.int32)
+_FURTHER = np.arange(MOST).astype(np.uint64) * POSITION
+
+
+class ScriptedRows:
+    """What `num_rows` rows yield, of a vocabulary of that size."""
+
+    def __init__(self, num_rows: int, vocab_size: int) -> None:
+        self._vocab_size = vocab_size
+        self._starts = np.zeros(num_rows, np.uint64)  # of the rows' token streams
+        self._script = Script(vocab_size, (), {})
+        self._masked: dict[int, tuple[int, frozenset[int]]] = {}  # rows: up to a position, which
+
+    def set_up(self, setup: RowSetup) -> None:
+        """A row begins anew."""
+        row, params = setup.row, setup.params
+        self._starts[row] = stream_start(setup.seed, setup.choice, setup.prompt_len)
+        self._masked.pop(row, None)
+        if params.min_tokens and params.stop_token_ids:
+            ends = frozenset((*params.stop_token_ids, *setup.end_token_ids))
+            self._masked[row] = setup.prompt_len + params.min_tokens, ends
+
+    def both(self, launch: Launch, num: int) -> tuple[Int32, Int32]:
+        """What a launch that runs so many times yields before the last, and then."""
+        decodes = launch.num_decode_rows
+        rows, first = launch.row_ids[:decodes], launch.first_positions[:decodes]
+        streams, last = self._scripted(rows, first + 1, num), self.tokens(launch, decodes)
+        return streams[:, :-1].ravel(), np.concatenate((streams[:, -1], last))
+
+    def tokens(self, launch: Launch, start: int) -> Int32:
+        """What rows from `start` on yield, the last time."""
+        samples = launch.samples[start:].nonzero()[0] + start
+        if not len(samples):
+            return _NONE
+        last = launch.num_tokens if launch.each is None else launch.each[-1]
+        ends = launch.first_positions + last
+        return self._scripted(launch.row_ids[samples], ends[samples], 1).ravel()
+
+    def _scripted(self, rows: Int32, ends: Int32, num: int) -> Int32:
+        """The tokens of rows that follow so many known ones, int32 [rows, num]."""
+        mixed = self._starts[rows] + ends.astype(np.uint64) * POSITION
+        mixed = mixed[:, None] + _FURTHER[:num]
+        tokens = (mix(mixed) % np.uint64(self._vocab_size)).astype(np.int32)
+        if self._masked:
+            self._mask(tokens, rows, ends)
+        return tokens
+
+    def _mask(self, tokens: Int32, rows: Int32, ends: Int32) -> None:
+        """Replace, in tokens [num_rows, repeats], what may not end a request yet (min_tokens)."""
+        for at, row in enumerate(rows.tolist()):
+            until, banned = self._masked.get(row, (0, frozenset[int]()))
+            for index in range(min(until - int(ends[at]), tokens.shape[1])):
+                tokens[at, index] = self._script.without(int(tokens[at, index]), banned)

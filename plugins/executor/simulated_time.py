@@ -1,0 +1,96 @@
+"""When the host and the device of a simulation are busy, in virtual time."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from core.clock import Clock
+from core.launch import Launch, reads
+from plugins.shared.launch_sizes import LaunchSizes
+from plugins.shared.step_time import StepTimeModel
+
+
+@dataclass(frozen=True, slots=True)
+class Times:
+    """What launches cost: see plugins/executor/simulated.py. launch_s has every kind."""
+
+    step_time: StepTimeModel
+    host_s: float
+    host_row_s: float
+    launch_s: Mapping[str, Sequence[float]]
+    sizes: LaunchSizes
+
+
+@dataclass(slots=True, eq=False)
+class BusyTimes:
+    """Until when both are busy with what was launched. rng: which of several launch_s a launch
+    takes."""
+
+    times: Times
+    clock: Clock
+    overlap: bool
+    rng: np.random.Generator
+    device_free_s: float = 0.0
+    host_free_s: float = 0.0
+
+    def start(self, launch: Launch) -> None:
+        """Take in a launch of one step."""
+        times = self.times
+        kv, attended, _ = reads(launch.first_positions, launch.num_tokens[None])
+        computed, tokens, kind = self.padded(launch)
+        model = times.step_time
+        seconds = float(model.seconds(computed, tokens, int(kv[0]), int(attended[0])))
+        starts_s = times.launch_s[kind]
+        start_s = (
+            starts_s[int(self.rng.integers(len(starts_s)))] if len(starts_s) > 1 else starts_s[0]
+        )
+        ready_s, self.host_free_s = self._host_ends_s(len(launch.row_ids), start_s)
+        device_s = max(ready_s, self.device_free_s) + seconds
+        self.device_free_s = max(device_s, self.host_free_s)
+
+    def join(self, launch: Launch, ends_s: NDArray[np.float64]) -> None:
+        """Take in a launch of several steps that end then."""
+        self.device_free_s = float(ends_s[-1])
+        start_s = self.times.launch_s[self.padded(launch)[2]][0]
+        self.host_free_s = self._host_ends_s(len(launch.row_ids), start_s)[1]
+
+    def padded(self, launch: Launch) -> tuple[int, int, str]:
+        """Rows and tokens that are computed, and how the launch is started."""
+        num_tokens = int(np.add.reduce(launch.num_tokens))
+        sizes = self.times.sizes
+        return sizes.padded(launch.num_decode_rows, len(launch.row_ids), num_tokens)
+
+    def line(
+        self, num_rows: int, kind: str, seconds: NDArray[np.float64], pending: bool
+    ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+        """When steps that take so long on the device are planned, and when they end. pending: some
+        are in flight. One step alone if the host takes longer than the device, or not always as
+        long."""
+        times, now_s = self.times, self.clock.now()
+        host_s = times.host_s + times.host_row_s * num_rows
+        start_s, *others_s = times.launch_s[kind]
+        if others_s or (not self.overlap and start_s > seconds.min()):
+            seconds = seconds[:1]
+        # One addition after another, as single launches do it: the same bits.
+        if not self.overlap:
+            parts = np.full(2 * len(seconds) + 1, host_s)
+            parts[0], parts[2::2] = now_s, seconds
+            ends_s = np.add.accumulate(parts)[2::2]
+            return np.concatenate(([now_s], ends_s[:-1])), ends_s
+        # A step is planned while the one before runs, when that before it ended.
+        ready_s, done_s = self._host_ends_s(num_rows, start_s)
+        line = np.add.accumulate(np.concatenate(([max(ready_s, self.device_free_s)], seconds)))
+        line[0] = max(done_s, self.device_free_s) if pending else now_s
+        free_s = line[:-1].copy()  # when the host turns to the next step
+        free_s[0] = max(line[0], done_s)
+        late = (free_s + host_s + start_s > line[1:]).nonzero()[0]
+        num = max(int(late[0]), 1) if len(late) else len(seconds)
+        return np.concatenate(([now_s], line[:-1]))[:num], line[1 : num + 1]
+
+    def _host_ends_s(self, num_rows: int, start_s: float) -> tuple[float, float]:
+        """When the host has planned the next launch, and when it has started it."""
+        host_s = self.times.host_s + self.times.host_row_s * num_rows
+        ready_s = max(self.clock.now(), self.host_free_s) + host_s
+        return ready_s, ready_s + start_s
