@@ -4,6 +4,7 @@ from dataclasses import replace
 from functools import cache, partial
 
 from core import queries
+from core.block_table import BlockTable
 from core.clock import Clock
 from core.config import AUTO, EngineConfig, require
 from core.engine import Engine
@@ -54,7 +55,7 @@ def build_engine(
         tokens = executor.measure_pool(PoolLayout(most, *sizes))
         allocator = hooks.build("build_allocator", replace(pool, pool_tokens=tokens))
     table = SequenceTable(max_model_len)
-    memory = KVMemory(allocator, prefix_cache, table, num_rows, max_model_len)
+    memory = KVMemory(allocator, prefix_cache, table, BlockTable(num_rows, max_pages))
     executor.prepare(PoolLayout(allocator.num_pages + 1, *sizes))
     predictor = hooks.build("build_length_predictor", queries.LengthPredictorQuery(seed))
     step_time = hooks.build("build_step_time_model", queries.StepTimeQuery(model))

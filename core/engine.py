@@ -135,7 +135,7 @@ class Engine:
         except LaunchError as error:
             # Not collected, it holds no row: those it shares with launches in flight wait for them.
             last = self._in_flight[-1].launch.launch_id if self._in_flight else -1
-            state.memory.launched(last, launch.row_ids)
+            state.memory.rows.launched(last, launch.row_ids)
             for one in entry.ids.tolist():
                 self._committer.fail(one, f"ended: {error}", record)
             return False
@@ -161,7 +161,7 @@ class Engine:
         for live in list(state.live.values()):
             state.end(live, FinishReason.error, self._stopped)
         self._in_flight.clear()
-        state.memory.collected(self._packer.next_id)
+        state.memory.rows.collected(self._packer.next_id)
         self._emit(record)
 
     def _require_executor(self) -> None:
@@ -198,7 +198,7 @@ class Engine:
         since, record = perf_counter(), entry.record
         result = self._collect(entry)
         since = record.lap("collect", since)
-        self.state.memory.collected(result.launch_id)
+        self.state.memory.rows.collected(result.launch_id)
         record.graph_rows, record.attention = result.graph_rows, result.attention
         committed = self._committer.commit(entry, result)
         since = record.lap("commit", since)

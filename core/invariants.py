@@ -86,7 +86,7 @@ def _check_idle(state: EngineState, in_flight: list[NDArray[np.int64]]) -> None:
     free = memory.ledger.num_free + memory.ledger.num_tree
     _equal("idle: free + cached pages", free, memory.ledger.num_pages)
     _equal("idle: evictable pages", memory.cache.num_evictable, memory.cache.num_pages)
-    _equal("idle: rows in use", memory.rows_in_use, 0)
+    _equal("idle: rows in use", memory.rows.in_use, 0)
     _equal("idle: waiting", len(state.waiting), 0)
 
 

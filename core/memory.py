@@ -1,4 +1,4 @@
-"""KV memory of one engine over allocator, cache and ledger: page tables, locks, growth, release.
+"""KV memory of one engine over allocator, cache and ledger: start, growth, publishing, release.
 
 Plugins propose pages and victims; every change of ownership happens here, through the ledger."""
 
@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from core.block_table import BlockTable, Int32
 from core.errors import ConfigError, InvariantError
 from core.keys import page_keys
 from core.ledger import PageClass, PageLedger
@@ -15,7 +16,6 @@ from core.request import Sequence
 from core.table import SequenceTable
 
 Slots = NDArray[np.int64]
-Int32 = NDArray[np.int32]
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,15 +31,10 @@ class Look:
 
 
 class KVMemory:
-    """Pages of all sequences. `page_table` int32 [num_rows, max_pages]: in sequence order."""
+    """Pages of all sequences. rows: where the device finds them."""
 
     def __init__(
-        self,
-        allocator: Allocator,
-        cache: PrefixCache,
-        table: SequenceTable,
-        num_rows: int,
-        max_model_len: int,
+        self, allocator: Allocator, cache: PrefixCache, table: SequenceTable, rows: BlockTable
     ) -> None:
         if cache.stores and not allocator.shares_pages:
             raise ConfigError(
@@ -50,17 +45,11 @@ class KVMemory:
         self.cache = cache
         self.ledger = PageLedger(allocator.num_pages)
         self.page_size = allocator.page_size
-        self.num_rows = num_rows
-        self.max_pages = self.pages_for(max_model_len)
-        self.page_table = np.zeros((num_rows, self.max_pages), np.int32)
-        self.pages_sent = np.zeros(num_rows, np.int32)  # entries of a row the device has
+        self.rows = rows
+        self.max_pages = rows.pages.shape[1]  # of the longest sequence
         self.opened: set[int] = set()  # slots of rows that no launch has set up
         self.pages_evicted = 0
         self._table = table
-        self._free_rows = list(range(num_rows - 1, -1, -1))
-        self._last_launch = np.full(num_rows, -1, np.int64)
-        self._retired: list[int] = []
-        self._collected = -1
 
     def pages_for(self, num_tokens: int) -> int:
         """Pages that hold `num_tokens` tokens, rounded up."""
@@ -80,8 +69,8 @@ class KVMemory:
     def pages_of(self, sequence: Sequence) -> NDArray[np.int32]:
         """A sequence's pages in order: a view, empty without a row."""
         if sequence.row is None:
-            return self.page_table[0, :0]
-        return self.page_table[sequence.row, : self._table.pages_held[sequence.slot]]
+            return self.rows.pages[0, :0]
+        return self.rows.pages[sequence.row, : self._table.pages_held[sequence.slot]]
 
     def look(self, sequence: Sequence) -> Look:
         """Match the known tokens, at most all but the last: one must run to yield logits."""
@@ -96,14 +85,9 @@ class KVMemory:
         longest = int(self._table.prompt[sequence.slot] + self._table.max_output[sequence.slot]) - 1
         longest = min(max(longest, known), self.max_pages * self.page_size)
         needed, at_most = self.pages_for(known) - cached, self.pages_for(longest) - cached
-        return Look(
-            match,
-            cached * self.page_size,
-            needed,
-            at_most,
-            self.allocator.reserved_at_admission(needed, at_most),
-            self.cache.num_evictable - (match.num_unlocked_pages if match else 0),
-        )
+        reserved = self.allocator.reserved_at_admission(needed, at_most)
+        evictable = self.cache.num_evictable - (match.num_unlocked_pages if match else 0)
+        return Look(match, cached * self.page_size, needed, at_most, reserved, evictable)
 
     def uses_cache(self, sequence: Sequence) -> bool:
         """Prompt log-probabilities need every prompt position computed, so these skip it."""
@@ -122,7 +106,7 @@ class KVMemory:
         cached = look.match.pages if look.match else _NO_PAGES
         self._open_row(sequence, cached, handle)
         held = len(cached) + len(pages)
-        self.page_table[sequence.row, len(cached) : held] = pages
+        self.rows.pages[sequence.row, len(cached) : held] = pages
         self._table.pages_held[sequence.slot] = held
         self._table.computed[sequence.slot] = look.cached_tokens
         return True
@@ -163,7 +147,7 @@ class KVMemory:
         held = self._table.pages_held[slots]
         whose = np.repeat(np.arange(len(counts)), counts)
         places = (held - last + counts)[whose] + np.arange(total)
-        self.page_table[self._table.row[slots][whose], places] = pages
+        self.rows.pages[self._table.row[slots][whose], places] = pages
         self._table.pages_held[slots] = held + counts
         return later
 
@@ -183,7 +167,7 @@ class KVMemory:
         part = (
             self._keys(sequence, num_pages * size)[start:num_pages],
             self._table.token_array(sequence, start * size, num_pages * size),
-            self.page_table[sequence.row, start:num_pages].copy(),
+            self.rows.pages[sequence.row, start:num_pages].copy(),
         )
         after = handle if start else None
         namespace = sequence.request.namespace
@@ -221,7 +205,7 @@ class KVMemory:
         if sequence.prefix is not None:
             self.cache.unlock(sequence.prefix)
             sequence.prefix = None
-        self._retire(sequence.row)
+        self.rows.retire(sequence.row)
         self.opened.discard(slot)
         sequence.row = None
         for column in ("pages_held", "pages_shared", "pages_published"):
@@ -237,52 +221,16 @@ class KVMemory:
             match = self.cache.match(keys, tokens, sequence.request.namespace)
             self.allocator.free(self.ledger.from_tree(self.cache.drop(match)))
 
-    def table_updates(self, rows: NDArray[np.int32], held: NDArray[np.int32]) -> NDArray[np.int32]:
-        """Entries of `rows` the device lacks: int32 [num_updates, 3] of (row, page index, page)."""
-        counts = held - self.pages_sent[rows]
-        grown = counts > 0
-        rows, counts = rows[grown], counts[grown]
-        if len(rows) == 0:
-            return np.empty((0, 3), np.int32)
-        first = np.add.accumulate(counts) - counts
-        row = np.repeat(rows, counts)
-        index = np.arange(len(row)) - np.repeat(first - self.pages_sent[rows], counts)
-        self.pages_sent[rows] += counts
-        return np.stack([row, index, self.page_table[row, index]], axis=1).astype(np.int32)
-
-    def launched(self, launch_id: int, rows: NDArray[np.int32]) -> None:
-        """`rows` are in use until `launch_id` is collected."""
-        self._last_launch[rows] = launch_id
-
-    def collected(self, launch_id: int) -> None:
-        """Rows whose last launch is done may be reused."""
-        self._collected = launch_id
-        waiting, self._retired = self._retired, []
-        for row in waiting:
-            self._retire(row)
-
-    @property
-    def rows_in_use(self) -> int:
-        """Rows owned by a sequence or by a launch in flight."""
-        return self.num_rows - len(self._free_rows)
-
-    def _retire(self, row: int) -> None:
-        free = self._last_launch[row] <= self._collected
-        (self._free_rows if free else self._retired).append(row)
-
     def _open_row(self, sequence: Sequence, pages: NDArray[np.int32], handle: object) -> None:
-        sequence.row = self._free_rows.pop()
+        sequence.row = self.rows.open(pages)
         sequence.prefix = handle
-        slot = sequence.slot
+        table, slot = self._table, sequence.slot
         self.ledger.share(pages)
-        self.page_table[sequence.row, : len(pages)] = pages
-        self.pages_sent[sequence.row] = 0
         self.opened.add(slot)
-        self._table.row[slot] = sequence.row
-        self._table.pages_held[slot] = len(pages)
-        classes = self.ledger.classes[pages]
-        self._table.pages_shared[slot] = np.count_nonzero(classes == PageClass.TREE)
-        self._table.pages_published[slot] = len(pages) if handle is not None else 0
+        table.row[slot] = sequence.row
+        table.pages_held[slot] = len(pages)
+        table.pages_shared[slot] = np.count_nonzero(self.ledger.classes[pages] == PageClass.TREE)
+        table.pages_published[slot] = len(pages) if handle is not None else 0
 
     def _allocate(self, num_pages: int) -> NDArray[np.int32] | None:
         self._evict([num_pages])
@@ -298,9 +246,7 @@ class KVMemory:
         for num_free in wanted:
             while num_free > free and self.cache.num_evictable:
                 dropped.append(pages := self.cache.evict(num_free - free))
-                free += len(pages) - int(
-                    np.count_nonzero(self.ledger.refs.take(pages, mode="clip"))
-                )
+                free += int(np.count_nonzero(self.ledger.refs.take(pages, mode="clip") == 0))
         if dropped:
             pages = np.concatenate(dropped)
             self.pages_evicted += len(pages)

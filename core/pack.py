@@ -44,7 +44,7 @@ class Packer:
         )
         memory.opened.difference_update(fresh)
         held = table.pages_held[rows.slots]
-        updates = memory.table_updates(row_ids, held) if self._computes else _NONE
+        updates = memory.rows.updates(row_ids, held) if self._computes else _NONE
         launch = Launch(
             launch_id=self.next_id,
             row_ids=row_ids,
@@ -64,7 +64,7 @@ class Packer:
         table.in_flight[rows.slots] = in_flight + samples * (further + np.int32(1))
         record.steps = times
         table.last_step[rows.slots] = record.step + times - 1
-        memory.launched(launch.launch_id, row_ids)
+        memory.rows.launched(launch.launch_id, row_ids)
         return launch, rows
 
     def account(self, launch: Launch, rows: Rows, record: StepRecord) -> None:

@@ -259,7 +259,7 @@ def check_idle(engine: Engine) -> None:
     assert memory.ledger.num_free + memory.ledger.num_tree == memory.ledger.num_pages
     assert memory.cache.num_evictable == memory.cache.num_pages
     assert memory.cache.num_handles == 0
-    assert memory.rows_in_use == 0
+    assert memory.rows.in_use == 0
     assert len(engine.state.table) == len(engine.state.waiting) == len(engine.state.running) == 0
 
 

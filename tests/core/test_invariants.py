@@ -118,7 +118,7 @@ def test_broken_book_is_found_and_named(name):
 
 
 IDLE_BREAKS = {
-    "row": (lambda e: e.state.memory._free_rows.pop(), "idle: rows in use: 1 != 0"),
+    "row": (lambda e: e.state.memory.rows._free.pop(), "idle: rows in use: 1 != 0"),
     "handle": (
         lambda e: e.state.memory.cache.lock(
             e.state.memory.cache.match(np.empty(0, np.uint64), np.empty(0, np.int32), "nobody")
