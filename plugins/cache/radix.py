@@ -6,10 +6,11 @@ are locked and used together share a node, so a growing sequence stays one node.
 
 import numpy as np
 
-from core.errors import InvariantError, PolicyError
+from core.errors import InvariantError
 from core.hookspecs import hookimpl
 from core.protocols import Keys, Pages, PrefixMatch
 from core.queries import PrefixCacheQuery
+from plugins.cache.leaf_offers import LeafOffers
 from plugins.cache.page_run import PageRun, Tokens, page_run
 from plugins.cache.radix_check import check_tree
 from plugins.cache.radix_node import (
@@ -20,9 +21,11 @@ from plugins.cache.radix_node import (
     append_child,
     cut_tail,
     grow_leaf,
+    is_own,
     join_with_child,
     new_root,
     split_node,
+    walk,
 )
 from plugins.shared.cache_protocols import Evictor
 
@@ -49,9 +52,8 @@ class RadixTree:
         self.page_size = page_size
         self.num_pages = 0
         self.num_evictable = 0
-        self._evictor = evictor
-        self._on_extend = getattr(evictor, "on_extend", None)
-        self.evicts_evenly = not getattr(evictor, "remembers", True)
+        self._leaves = LeafOffers(evictor)
+        self.evicts_evenly = self._leaves.evenly
         self._roots: dict[RootKey, Node] = {}
         self._handles: set[Handle] = set()
         self._accesses = 0
@@ -65,7 +67,7 @@ class RadixTree:
     def match(self, keys: Keys, tokens: Tokens | None, namespace: str) -> Match:
         """The longest stored prefix of `keys` whose tokens are equal too. Changes nothing."""
         root = self._roots.get((namespace, tokens is not None))
-        path = self._walk(root, keys, page_run(keys, tokens, self.page_size))
+        path = walk(root, keys, page_run(keys, tokens, self.page_size))
         if not path:
             return Match(np.empty(0, np.int32), 0, None, self._version)
         pages = np.concatenate([node.pages[:count] for node, count in path])
@@ -81,7 +83,7 @@ class RadixTree:
         handle = self._hold(node)
         for step in self._touch(node):
             step.hits += 1
-            self._evictor.on_hit(step)
+            self._leaves.hit(step)
         return handle
 
     def unlock(self, handle: Handle) -> None:
@@ -96,7 +98,7 @@ class RadixTree:
             if step.locks == 0:
                 self.num_evictable += step.num_pages
                 if not step.children:
-                    self._offer(step)
+                    self._leaves.offer(step)
             step = step.parent
         if handle.node is not None:
             self._join(handle.node)
@@ -124,13 +126,12 @@ class RadixTree:
         node = after.node
         if after not in self._handles or node is None:
             raise InvariantError("a handle to follow must be locked, and have a page")
-        if _own(node):
+        if is_own(node):
             grow_leaf(node, asked, pages)
             self.num_pages += len(keys)
             self._version += 1
             self._touch(node, uses)
-            if self._on_extend is not None:
-                self._on_extend(node)
+            self._leaves.extended(node)
             return after, 0, len(keys)
         stored = self._store(node, keys, asked, pages, uses)
         self.unlock(after)
@@ -142,7 +143,7 @@ class RadixTree:
         node = self._roots.get((namespace, True)) if handle is None else handle.node
         if node is None:
             return self.evicts_evenly
-        return key not in node.children and (_own(node) or self.evicts_evenly)
+        return key not in node.children and (is_own(node) or self.evicts_evenly)
 
     def fork(self, handle: Handle) -> Handle:
         """Another handle on the same path; neither a hit nor a use."""
@@ -158,11 +159,11 @@ class RadixTree:
         if wanted > 0:
             self._version += 1
         while wanted > 0:
-            leaf = self._next_victim()
+            leaf = self._leaves.take(self.num_evictable)
             count = min(wanted, leaf.num_pages)
             if count < leaf.num_pages:
                 dropped.append(cut_tail(leaf, count))
-                self._offer(leaf)
+                self._leaves.offer(leaf)
             else:
                 dropped.append(leaf.pages)
                 self._remove(leaf)
@@ -180,7 +181,7 @@ class RadixTree:
         dropped = [np.empty(0, np.int32)]
         while node is not None and node.evictable:
             leaf, node = node, node.parent
-            self._withdraw(leaf)
+            self._leaves.withdraw(leaf)
             self._remove(leaf)
             dropped.append(leaf.pages)
             self.num_pages -= leaf.num_pages
@@ -209,7 +210,7 @@ class RadixTree:
         self, above: Node, keys: Keys, asked: PageRun, pages: Pages, uses: int
     ) -> tuple[Handle, int, int]:
         """Store a path below `above`; see `insert`."""
-        path = self._walk(above, keys, asked)
+        path = walk(above, keys, asked)
         existing = stored = sum(count for _, count in path)
         node = path[-1][0] if path else above
         if path and path[-1][1] < node.num_pages:
@@ -224,35 +225,13 @@ class RadixTree:
         self._touch(handle.node, uses)
         return handle, existing, stored
 
-    def _walk(self, above: Node | None, keys: Keys, asked: PageRun) -> list[tuple[Node, int]]:
-        """(node, pages of it that match) below a node, top down; only the last may match in
-        part."""
-        path: list[tuple[Node, int]] = []
-        node, start = above, 0
-        while node is not None and start < len(keys):
-            node = node.children.get(keys.item(start))
-            if node is None:
-                break
-            if node.content.is_at(asked, start):
-                path.append((node, node.num_pages))
-                start += node.num_pages
-                continue
-            most = min(node.num_pages, len(keys) - start)
-            count = node.content.common_pages(asked, start, most)
-            if count:
-                path.append((node, count))
-            if count < node.num_pages:
-                break
-            start += count
-        return path
-
     def _hold(self, node: Node | None) -> Handle:
         step = node
         while step is not None and step.parent is not None:
             if step.locks == 0:
                 self.num_evictable -= step.num_pages
                 if step.evictable:
-                    self._withdraw(step)
+                    self._leaves.withdraw(step)
             step.locks += 1
             step = step.parent
         handle = Handle(node)
@@ -271,22 +250,22 @@ class RadixTree:
 
     def _append(self, parent: Node, path: PageRun, pages: Pages, start: int) -> Node:
         if parent.evictable:
-            self._withdraw(parent)
+            self._leaves.withdraw(parent)
         node = append_child(parent, path, pages, start, self._accesses + 1)
         self.num_pages += node.num_pages
         self.num_evictable += node.num_pages
-        self._evictor.on_insert(node)
+        self._leaves.inserted(node)
         return node
 
     def _split(self, node: Node, at: int) -> Node:
         # A leaf on offer shrinks: out and in again, so that an evictor may rank by size.
         offered = node.evictable
         if offered:
-            self._withdraw(node)
+            self._leaves.withdraw(node)
         upper = split_node(node, at)
-        self._evictor.on_insert(upper)
+        self._leaves.inserted(upper)
         if offered:
-            self._offer(node)
+            self._leaves.offer(node)
         return upper
 
     def _join(self, node: Node) -> None:
@@ -298,27 +277,6 @@ class RadixTree:
         if alike and child.locks == node.locks:
             join_with_child(node, child)
 
-    def _offer(self, leaf: Node) -> None:
-        leaf.evictable = True
-        self._evictor.on_unlock(leaf)
-
-    def _withdraw(self, leaf: Node) -> None:
-        leaf.evictable = False
-        self._evictor.on_lock(leaf)
-
-    def _next_victim(self) -> Node:
-        name = type(self._evictor).__name__
-        try:
-            leaf = self._evictor.pop()
-        except LookupError as error:
-            raise PolicyError(
-                f"{name}.pop must offer one of {self.num_evictable} evictable pages"
-            ) from error
-        if not isinstance(leaf, Node) or not leaf.evictable:
-            raise PolicyError(f"{name}.pop must return an evictable leaf, got {leaf!r}")
-        leaf.evictable = False
-        return leaf
-
     def _remove(self, leaf: Node) -> None:
         parent = leaf.parent
         assert parent is not None, "a root is never evictable"
@@ -329,9 +287,4 @@ class RadixTree:
         if parent.root_key is not None:
             del self._roots[parent.root_key]
         elif parent.locks == 0:
-            self._offer(parent)
-
-
-def _own(node: Node) -> bool:
-    """Whether a leaf is what one handle has stored, and nobody else used."""
-    return node.locks == 1 and not node.children and not node.hits
+            self._leaves.offer(parent)

@@ -1,11 +1,11 @@
-"""Nodes of the radix tree: runs of pages, with the operations that cut and join them."""
+"""Nodes of the radix tree: runs of pages, with the operations that find, cut and join them."""
 
 from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 
-from core.protocols import Pages
+from core.protocols import Keys, Pages
 from plugins.cache.page_run import PageRun
 from plugins.shared.path_digest import namespace_digest, next_digest, path_digests
 
@@ -178,3 +178,31 @@ def cut_tail(node: Node, count: int) -> Pages:
         node.content = node.content.part(0, keep)
         node.pages = node.pages.copy()
     return dropped
+
+
+def walk(above: Node | None, keys: Keys, asked: PageRun) -> list[tuple[Node, int]]:
+    """(node, pages of it that match) below a node, top down; only the last may match in
+    part."""
+    path: list[tuple[Node, int]] = []
+    node, start = above, 0
+    while node is not None and start < len(keys):
+        node = node.children.get(keys.item(start))
+        if node is None:
+            break
+        if node.content.is_at(asked, start):
+            path.append((node, node.num_pages))
+            start += node.num_pages
+            continue
+        most = min(node.num_pages, len(keys) - start)
+        count = node.content.common_pages(asked, start, most)
+        if count:
+            path.append((node, count))
+        if count < node.num_pages:
+            break
+        start += count
+    return path
+
+
+def is_own(node: Node) -> bool:
+    """Whether a leaf is what one handle has stored, and nobody else used."""
+    return node.locks == 1 and not node.children and not node.hits
