@@ -8,7 +8,7 @@ from pathlib import Path
 
 from core.errors import ConfigError
 from experiments.paper.cells import markdown, spread
-from experiments.paper.folders import Run, find_runs, select
+from experiments.paper.folders import Run, find_runs, numbers
 
 # column -> (path in summary.json, scale, format)
 COLUMNS = {
@@ -29,10 +29,7 @@ def main(folders: Sequence[Path]) -> str:
     for run in found:
         runs[run.summary["hooks"]["decide_batch"]].append(run)
     values = {
-        name: [
-            [scale * float(select(run.summary, path)) for run in group]
-            for path, scale, _ in COLUMNS.values()
-        ]
+        name: [numbers(group, path, scale) for path, scale, _ in COLUMNS.values()]
         for name, group in runs.items()
     }
     forms = [form for *_, form in COLUMNS.values()]

@@ -14,7 +14,7 @@ from statistics import mean
 from core.errors import ConfigError
 from experiments.figure.rates import crossing
 from experiments.paper.cells import markdown, spread
-from experiments.paper.folders import Run, find_runs, select
+from experiments.paper.folders import Run, find_runs, numbers, select
 
 RATES = ("workload.rate_scale", "workload.rate")
 # column -> (path in summary.json, scale, format)
@@ -92,11 +92,6 @@ def rate_of(run: Run) -> float:
         if value is not None:
             return float(value)
     raise ConfigError(f"FOLDER must hold runs with a rate, got {run.folder}")
-
-
-def numbers(runs: Sequence[Run], path: str, scale: float = 1) -> list[float]:
-    """One number of each run's summary."""
-    return [scale * float(select(run.summary, path)) for run in runs]
 
 
 if __name__ == "__main__":

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from core.errors import ConfigError
 from experiments.paper.cells import markdown, spread
-from experiments.paper.folders import Run, find_runs, select
+from experiments.paper.folders import Run, find_runs, numbers, select
 
 # column -> (path in summary.json, scale, format)
 COLUMNS = {
@@ -39,10 +39,7 @@ def table(sizes: Sizes) -> str:
     """One row a page size, smallest first."""
     rows = []
     for size, runs in sorted(sizes.items()):
-        cells = [
-            spread([scale * float(select(run.summary, path)) for run in runs], form)
-            for path, scale, form in COLUMNS.values()
-        ]
+        cells = [spread(numbers(runs, path, scale), form) for path, scale, form in COLUMNS.values()]
         rows.append([str(size), str(len(runs)), *cells])
     return markdown(["page, tokens", "runs", *COLUMNS], rows)
 

@@ -15,7 +15,7 @@ from statistics import mean
 from core.config import require
 from core.errors import ConfigError
 from experiments.paper.cells import markdown, spread
-from experiments.paper.folders import Run, find_runs, select
+from experiments.paper.folders import Run, find_runs, numbers, select
 
 BASELINE = "contiguous, the maximum"
 # column -> (path in summary.json, scale, format)
@@ -78,11 +78,6 @@ def final_length(run: Run) -> float:
     tokens, done = run.summary["tokens"], run.summary["requests"]["completed"]
     most = int(select(run.config, "engine.max_model_len"))
     return float((tokens["prompt"] + tokens["output"]) / done / most)
-
-
-def numbers(runs: Sequence[Run], path: str, scale: float = 1) -> list[float]:
-    """One number of each run's summary."""
-    return [scale * float(select(run.summary, path)) for run in runs]
 
 
 if __name__ == "__main__":

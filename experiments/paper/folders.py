@@ -146,5 +146,10 @@ def select(values: Any, path: str) -> Any:
     return values
 
 
+def numbers(runs: Iterable[Run], path: str, scale: float = 1.0) -> list[float]:
+    """The number at a dotted path of each run's summary, times `scale`."""
+    return [scale * float(select(run.summary, path)) for run in runs]
+
+
 def _numbers(values: Iterable[str]) -> NDArray[np.float64]:
     return np.array([float(value) if value else np.nan for value in values], np.float64)

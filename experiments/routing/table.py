@@ -13,7 +13,7 @@ from typing import Any
 
 from core.errors import ConfigError
 from experiments.paper.cells import markdown, spread
-from experiments.paper.folders import Run, find_runs, select
+from experiments.paper.folders import Run, find_runs, numbers
 
 # column -> (path in summary.json, scale, format)
 COLUMNS = {
@@ -77,7 +77,7 @@ def _numbers(runs: Sequence[Run], path: str, scale: float) -> list[float]:
     """One number of each run's summary; none of those that have no such thing."""
     if path.startswith("replicas") and not all("replicas" in run.summary for run in runs):
         return []
-    return [scale * float(select(run.summary, path)) for run in runs]
+    return numbers(runs, path, scale)
 
 
 if __name__ == "__main__":

@@ -93,7 +93,9 @@ def main(folder: Path) -> str:
         errors = [error(values) for pair in pairs if (values := pair.values(path)) is not None]
         rankings = rank_all(pairs, path)
         counted = {name: one for name, one in rankings.items() if one.num_pairs >= LEAST_PAIRS}
-        told = ", ".join(f"{name} {one.num_pairs}" for name, one in rankings.items())
+        told = ", ".join(
+            f"{name} {one.concordant} of {one.num_pairs}" for name, one in rankings.items()
+        )
         taus = ", ".join(
             f"{name} {'all tied' if one.tau_b is None else f'{one.tau_b:.2f}'}"
             for name, one in counted.items()
@@ -112,7 +114,17 @@ def main(folder: Path) -> str:
         f"{len(pairs)} cells, {pressed} of them pressed; {alone} runs without a partner.",
         f"Simulated by {simulated.get('source')}; error of its steps: {simulated.get('error')}",
         "",
-        markdown(["number", "cells", "MAPE", "largest", "pairs told apart", "tau-b"], rows),
+        markdown(
+            [
+                "number",
+                "cells",
+                "MAPE",
+                "largest",
+                "pairs told apart that it orders alike",
+                "tau-b",
+            ],
+            rows,
+        ),
     ]
     return "\n".join(lines)
 

@@ -12,7 +12,7 @@ from statistics import mean
 
 from core.errors import ConfigError
 from experiments.paper.cells import markdown, spread
-from experiments.paper.folders import Run, find_runs, select
+from experiments.paper.folders import Run, find_runs, numbers
 
 # column -> (path in summary.json, scale, format)
 COLUMNS = {
@@ -53,11 +53,6 @@ def table(policies: dict[str, list[Run]]) -> str:
         share = f"{rates[policy] / reference[0]:.3f}" if reference else ""
         rows.append([policy, str(len(runs)), *cells, share])
     return markdown(["policy", "runs", *COLUMNS, f"share of {REFERENCE}'s"], rows)
-
-
-def numbers(runs: Sequence[Run], path: str, scale: float = 1) -> list[float]:
-    """One number of each run's summary."""
-    return [scale * float(select(run.summary, path)) for run in runs]
 
 
 if __name__ == "__main__":
