@@ -100,16 +100,21 @@ def load(path: str, options: Mapping[str, Any] | None = None) -> Callable[..., A
     return cast(Callable[..., Any], kernel)
 
 
-def declare(capabilities: Capabilities, plan: Callable[..., Any] | None = None) -> Callable[[F], F]:
-    """Attach `capabilities` and `plan` to a kernel, as attributes of those names.
+def declare(
+    capabilities: Capabilities,
+    plan: Callable[..., Any] | None = None,
+    in_graph: Callable[..., Any] | None = None,
+) -> Callable[[F], F]:
+    """Attach `capabilities`, `plan` and `in_graph` to a kernel, as attributes of those names.
 
     plan(rows) runs once a step on the `Rows` of the kernel's kind; what it returns reaches every
-    layer's call as the keyword `plan`. An object with these attributes and `__call__` is a kernel
-    too."""
+    layer's call as the keyword `plan`. in_graph: a graph-safe kernel that takes its place where a
+    CUDA graph captures the call. An object with these attributes and `__call__` is a kernel too."""
 
     def attach(kernel: F) -> F:
         kernel.capabilities = capabilities  # type: ignore[attr-defined]
         kernel.plan = plan  # type: ignore[attr-defined]
+        kernel.in_graph = in_graph  # type: ignore[attr-defined]
         return kernel
 
     return attach

@@ -111,7 +111,7 @@ def plan_extend(rows: Rows, config: DenseConfig | None = None) -> DensePlan:
     return DensePlan(rows, config, total, has_prefix, short, every, long_lens)
 
 
-@declare(CAPABILITIES, plan=plan_extend)
+@declare(CAPABILITIES, plan=plan_extend, in_graph=plain.extend)
 def extend(
     q: Tensor,
     k_cache: Tensor,

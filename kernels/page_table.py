@@ -130,7 +130,6 @@ def step_kernel(
         b_page = tl.load(p_page, mask=inside, other=0).to(tl.int64)
         b_slot = b_page * PAGE_SIZE + b_position % PAGE_SIZE
         tl.store(p_out_slots + i_token, b_slot, mask=inside)
-        # Every row has a token, so the blocks of tokens cover the rows and one start more.
         is_row = i_token < num_rows
         b_len = tl.load(p_context_lens + i_token, mask=is_row, other=0)
         tl.store(p_out_lens + i_token, b_len.to(tl.int32), mask=is_row)
@@ -175,13 +174,12 @@ def step_tables(
     page_size: int,
 ) -> StepTables:
     """A step's tables, from the block table int32 [num_rows, max_pages] and int64 tensors: rows and
-    context_lens [N], query_starts [N + 1], token_rows and positions [T], N <= T. page_size: a power
+    context_lens [N], query_starts [N + 1], token_rows and positions [T]. page_size: a power
     of two. A token's slot is table[row, position // page_size] * page_size + position % page_size.
     Raises ValueError for what it cannot take; values are the caller's word."""
     _check_table(table)
     check_page_size(page_size)
     num_rows, num_tokens, max_pages = len(rows), len(positions), table.shape[1]
-    require(num_rows <= num_tokens, "rows", f"at most {num_tokens}, the tokens", num_rows)
     columns = (
         ("rows", rows, num_rows),
         ("context_lens", context_lens, num_rows),
@@ -197,9 +195,10 @@ def step_tables(
         query_starts=table.new_empty(num_rows + 1),
         slots=positions.new_empty(num_tokens),
     )
-    # One place more than tokens: the last start, where every row has one token.
+    # Places for tokens and for rows, and one more, the last start.
     blocks = triton.cdiv(max_pages, BLOCK.value) * num_rows
-    step_kernel[(blocks + triton.cdiv(num_tokens + 1, BLOCK.value),)](
+    places = max(num_tokens, num_rows) + 1
+    step_kernel[(blocks + triton.cdiv(places, BLOCK.value),)](
         table,
         rows,
         context_lens,

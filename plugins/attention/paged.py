@@ -16,7 +16,8 @@ the keyword `out`; another's is copied there. To an extend kernel q may bring mo
 query_starts tells of: padding, whose results count for nothing. One that declares `takes_new_kv`
 also receives the new tokens' K and V as k_new and v_new where the cache has q's dtype; from a
 narrower cache all reads are of its rounded values, so that results do not depend on how a prompt is
-cut.
+cut. Where a CUDA graph captures a launch, an extend kernel's `in_graph` takes its place; that, or
+itself without one, must be graph_safe, take `out`, and leave tokens before query_starts[0] alone.
 """
 
 from __future__ import annotations
@@ -42,7 +43,9 @@ class Capabilities(Protocol):
     page_sizes: tuple[int, ...] | None
     kv_dtypes: tuple[str, ...] | None
     max_group: int | None
+    graph_safe: bool
     takes_new_kv: bool
+    takes_out: bool
     kv_capability: Mapping[str, int]
 
 
@@ -112,7 +115,8 @@ class PagedAttention:
 
 class PagedBackend:
     """model_protocols.AttentionBackend over two kernels, or three. uses_sharing: it matters
-    whether a batch's shares_prefix is right."""
+    whether a batch's shares_prefix is right. extends_in_graph: it takes an AttentionBatch whose
+    in_graph is set."""
 
     def __init__(
         self,
@@ -133,6 +137,9 @@ class PagedBackend:
         declared: Capabilities | None = getattr(extend, "capabilities", None)
         takes_new_kv = declared is not None and declared.takes_new_kv
         self._takes_new_kv = takes_new_kv and query.kv_dtype == query.dtype
+        self._captured = getattr(extend, "in_graph", None) or extend
+        declared = getattr(self._captured, "capabilities", None)
+        self.extends_in_graph = declared is not None and declared.graph_safe and declared.takes_out
 
     def plan(self, batch: AttentionBatch) -> PagedPlan:
         """Split the rows between the kernels and let each plan its own, once a step."""
@@ -143,7 +150,8 @@ class PagedBackend:
         decode = self._planned(one_token, batch, 0, split) if split else None
         extend = None
         if split < num_rows:
-            extend = self._planned(self._extend, batch, split, num_rows)
+            kernel = self._captured if batch.in_graph else self._extend
+            extend = self._planned(kernel, batch, split, num_rows)
         return PagedPlan(decode, extend)
 
     def decode(
@@ -221,7 +229,7 @@ class PagedBackend:
             page_table=batch.page_table[begin:end],
             context_lens=batch.context_lens[begin:end],
             # One-token rows come first, so row `begin`'s tokens start at packed position `begin`.
-            query_starts=starts - begin if begin else starts,
+            query_starts=starts - begin if begin and not batch.in_graph else starts,
             host_context_lens=batch.host_context_lens[begin:end],
             host_query_lens=batch.host_query_lens[begin:end],
             page_size=batch.page_size,

@@ -15,7 +15,8 @@ class LaunchAttention:
     go; plan: the backend's metadata; num_decode: rows of one token, which come first; has_chunks:
     longer ones follow, else only padding does, which gets zeros. side: a stream of a CUDA device,
     on which longer rows are served while those are: one kernel keeps the matrix units busy, the
-    other the memory. None = one after the other. out: where results go if they are of its type."""
+    other the memory. None = one after the other. out: where results go if they are of its type.
+    in_graph: as of the plan's AttentionBatch."""
 
     def __init__(
         self,
@@ -27,6 +28,7 @@ class LaunchAttention:
         has_chunks: bool,
         side: torch.cuda.Stream | None = None,
         out: Tensor | None = None,
+        in_graph: bool = False,
     ) -> None:
         self._pool = pool
         self._backend = backend
@@ -36,6 +38,7 @@ class LaunchAttention:
         self._has_chunks = has_chunks
         self._side = side
         self._out = out
+        self._in_graph = in_graph
 
     def target(self, layer: int) -> KVTarget:
         """Where the layer's K and V go."""
@@ -60,6 +63,9 @@ class LaunchAttention:
             self._backend.decode(queries[:split], *cache, plan, scale, window, out[:split])
 
         def extend() -> None:
+            if self._in_graph:
+                self._backend.extend(queries, *cache, plan, scale, window, out=out)
+                return
             new_k, new_v = (one[split:].to(queries.dtype) for one in (k, v))
             given = queries[split:], *cache, plan, scale, window
             self._backend.extend(*given, new_k, new_v, out[split:])
@@ -68,6 +74,9 @@ class LaunchAttention:
             decode()
             out[split:].zero_()
         elif not split:
+            extend()
+        elif self._in_graph:
+            decode()
             extend()
         else:
             at_once(decode, extend, self._side)

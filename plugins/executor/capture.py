@@ -7,8 +7,16 @@ import torch
 
 from plugins.executor.chunk_graphs import ChunkGraphs
 from plugins.executor.device_state import SHARED_ROWS, DeviceState
-from plugins.executor.graphs import Capture, DecodeGraphs
+from plugins.executor.graphs import Capture, DecodeGraphs, graph_sizes
+from plugins.executor.mixed_graphs import MixedGraphs, mixed_sizes
 from plugins.executor.sampling import SamplingKernels
+
+
+def num_graphs(state: DeviceState, largest: int, layered: bool) -> int:
+    """Whole launches that `capture_graphs` captures at most. layered: it has an `enter`."""
+    decodes = (1 + (state.sharing is not None)) * len(graph_sizes(largest))
+    sizes = state.padding.sizes if layered and state.padding is not None else []
+    return decodes + len(mixed_sizes(sizes))
 
 
 @torch.inference_mode()
@@ -21,7 +29,8 @@ def capture_graphs(
     progress: bool,
 ) -> None:
     """Put graphs of launches of up to `largest` one-token rows into the state, others for those
-    that share a prefix, and for a model that stops at its attentions graphs of the other launches.
+    that share a prefix, and for a model that stops at its attentions graphs of the other launches,
+    whole or in pieces.
     Raises what the model raises."""
     device = torch.device(model.device)
     if device.type == "cuda":
@@ -35,5 +44,10 @@ def capture_graphs(
         graphs = state.graphs[shares] = DecodeGraphs(step, *place, smallest)
         graphs.capture(state.rows, progress)
     if state.padding is not None and hasattr(model, "enter"):
-        state.chunk_graphs = ChunkGraphs(model, state.pool, state.padding.sizes, capture)
+        sizes = state.padding.sizes
+        state.chunk_graphs = ChunkGraphs(model, state.pool, sizes, capture)
         state.chunk_graphs.capture(progress)
+        if getattr(state.forward.backend, "extends_in_graph", False):
+            rows = state.pool.pad_row, capture
+            state.mixed_graphs = MixedGraphs(state.forward, sizes, largest, *rows)
+            state.mixed_graphs.capture(progress)

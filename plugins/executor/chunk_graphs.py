@@ -16,7 +16,7 @@ from plugins.executor.graphs import Capture, Graph
 from plugins.executor.pool import KVPool
 from plugins.shared.model_protocols import Attend, KVTarget
 
-SMALLEST, EVERY, COARSE = 16, 512, 1024
+SMALLEST, EVERY, COARSE = 16, 512, 2048
 """Sizes from SMALLEST tokens on, above COARSE every so many."""
 
 
@@ -121,7 +121,7 @@ class ChunkGraphs:
             return *shared, *model.enter(0, hidden, None, shared, stores)
 
         graph, (*shared, hidden, q, k, v) = self._capture(first)
-        entries = [(graph, (_borrowed(q), _borrowed(k), _borrowed(v)))]
+        entries = [(graph, (borrowed(q), borrowed(k), borrowed(v)))]
         for index in range(1, model.num_layers):
 
             def between(index: int = index, before: Tensor = hidden) -> tuple[Tensor, ...]:
@@ -130,13 +130,13 @@ class ChunkGraphs:
 
             del q, k, v  # read before the next graph runs: it may take their memory
             graph, (hidden, q, k, v) = self._capture(between)
-            entries.append((graph, (_borrowed(q), _borrowed(k), _borrowed(v))))
+            entries.append((graph, (borrowed(q), borrowed(k), borrowed(v))))
 
         def last(before: Tensor = hidden) -> tuple[Tensor, ...]:
             return model.leave(model.num_layers - 1, before, out)
 
         graph, (hidden, delta) = self._capture(last)
-        return Layered(entries, graph, _borrowed(hidden), _borrowed(delta))
+        return Layered(entries, graph, borrowed(hidden), borrowed(delta))
 
 
 @dataclass(frozen=True, slots=True)
@@ -169,7 +169,7 @@ class _Memory:
         }
 
 
-def _borrowed(tensor: Tensor) -> Tensor:
+def borrowed(tensor: Tensor) -> Tensor:
     """The same memory, which may be given to others meanwhile: graphs that use one pool run in
     turns, and a tensor is read before the graph that overwrites it."""
     if not tensor.is_cuda:

@@ -9,6 +9,7 @@ from core.launch import Launch, PoolLayout
 from plugins.executor.chunk_graphs import ChunkGraphs
 from plugins.executor.forward import Forward
 from plugins.executor.graphs import DecodeGraphs
+from plugins.executor.mixed_graphs import MixedGraphs
 from plugins.executor.padding import Padding
 from plugins.executor.paging import Paging
 from plugins.executor.penalties import PenaltyCounts
@@ -25,8 +26,8 @@ SHARED_ROWS = 16
 class DeviceState:
     """All that a layout sizes. padding: None = launches stay as they are. sharing: None where it is
     of no use to know. graphs: of launches of one-token rows, by whether these share a
-    prefix; none where they cannot be or are not wanted, and why_not says so. chunk_graphs: of other
-    launches, None = there are none."""
+    prefix; none where they cannot be or are not wanted, and why_not says so. mixed_graphs: of other
+    launches, chunk_graphs: of what lies between their attentions, None = there are none."""
 
     pool: KVPool
     rows: SamplingRows
@@ -36,6 +37,7 @@ class DeviceState:
     sharing: SharedPages | None = None
     graphs: dict[bool, DecodeGraphs] = field(default_factory=dict)
     chunk_graphs: ChunkGraphs | None = None
+    mixed_graphs: MixedGraphs | None = None
     why_not: str = ""
 
     def shares_prefix(self, launch: Launch) -> bool:
@@ -50,6 +52,12 @@ class DeviceState:
         """Graphs that can stand for a launch, None = there are none."""
         graphs = self.graphs.get(shares_prefix and len(launch.row_ids) >= SHARED_ROWS)
         return graphs if graphs is not None and graphs.takes(launch, self.rows) else None
+
+    def mixed_for(self, launch: Launch, num_tokens: int, shares_prefix: bool) -> MixedGraphs | None:
+        """Graphs that can stand for any other launch of so many tokens, padding included, None =
+        there are none."""
+        graphs = None if shares_prefix else self.mixed_graphs
+        return graphs if graphs is not None and graphs.takes(launch, num_tokens) else None
 
 
 def allocate(

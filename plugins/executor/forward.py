@@ -10,7 +10,7 @@ from torch import Tensor
 
 from plugins.executor.attend import LaunchAttention
 from plugins.executor.chunk_graphs import ChunkGraphs
-from plugins.executor.paging import Paging
+from plugins.executor.paging import Paging, StepTables
 from plugins.executor.pool import KVPool
 from plugins.executor.sampler import COLUMNS
 from plugins.executor.sampling import SamplingKernels
@@ -49,14 +49,59 @@ class Forward:
         """Logits [k, vocab_size]. token_ids int64 [T]; inputs: the others of PackedLaunch.arrays,
         for a block table that is up to date; context_lens, query_lens: those lengths on the
         host. graphs: of the model, for launches that they take."""
-        pool, positions = self.pool, inputs["positions"]
+        lens = context_lens, query_lens
+        step, plan = self._plan(inputs, *lens, num_decode, shares_prefix=shares_prefix)
+        if self.plans is not None:
+            self.plans[:] = [plan]
+        taken = graphs is not None and graphs.takes(len(token_ids))
+        out = graphs.out(len(token_ids)) if graphs is not None and taken else None
+        rows = num_decode, num_decode < len(query_lens)
+        attend = LaunchAttention(self.pool, self.backend, step.slots, plan, *rows, self.side, out)
+        positions, scored = inputs["positions"], inputs["logits_rows"]
+        if graphs is not None and taken:
+            return self.score(graphs.run(token_ids, positions, step.slots, attend), scored)
+        return self._read(self.model.forward(token_ids, positions, attend, scored))
+
+    def score(self, states: tuple[Tensor, Tensor], logits_rows: Tensor) -> Tensor:
+        """Logits [k, vocab_size] of packed tokens int64 [k], from what all layers left of them."""
+        model: Any = self.model  # a LayeredModel
+        return self._read(model.score(*states, logits_rows))
+
+    def states(
+        self, token_ids: Tensor, inputs: dict[str, Tensor], ones: int, chunks: int
+    ) -> tuple[Tensor, Tensor]:
+        """All layers of a launch with room for so many rows of one token and of several: what
+        `score` takes. It reads nothing but tensors (see MixedGraphs), so it may be captured."""
+        model: Any = self.model  # a LayeredModel
+        lens = [1] * (ones + chunks)  # graph-safe kernels read only how many
+        step, plan = self._plan(inputs, lens, lens, ones, in_graph=True)
+        rows = ones, chunks > 0
+        attend = LaunchAttention(self.pool, self.backend, step.slots, plan, *rows, in_graph=True)
+        hidden, shared = model.embed(token_ids, inputs["positions"])
+        delta: Any = None
+        for index in range(model.num_layers):
+            hidden, q, k, v = model.enter(index, hidden, delta, shared, attend)
+            found = model.attend(attend, index, q, k, v)
+            hidden, delta = model.leave(index, hidden, found)
+        return hidden, delta
+
+    def _plan(
+        self,
+        inputs: dict[str, Tensor],
+        context_lens: Sequence[int],
+        query_lens: Sequence[int],
+        num_decode: int,
+        **flags: bool,
+    ) -> tuple[StepTables, Any]:
+        """A launch's tables and attention's metadata. flags: of AttentionBatch."""
+        pool = self.pool
         step = self.paging.step(
             pool.table,
             inputs["row_ids"],
             inputs["context_lens"],
             inputs["query_starts"],
             inputs["token_rows"],
-            positions,
+            inputs["positions"],
             pool.page_size,
         )
         batch = AttentionBatch(
@@ -67,22 +112,11 @@ class Forward:
             host_query_lens=query_lens,
             num_decode_rows=num_decode,
             page_size=pool.page_size,
-            shares_prefix=shares_prefix,
+            **flags,
         )
-        plan = self.backend.plan(batch)
-        if self.plans is not None:
-            self.plans[:] = [plan]
-        taken = graphs is not None and graphs.takes(len(token_ids))
-        out = graphs.out(len(token_ids)) if graphs is not None and taken else None
-        rows = num_decode, num_decode < len(query_lens)
-        attend = LaunchAttention(pool, self.backend, step.slots, plan, *rows, self.side, out)
-        scored = inputs["logits_rows"]
-        logits: Tensor
-        if graphs is not None and taken:
-            states = graphs.run(token_ids, positions, step.slots, attend)
-            logits = graphs.model.score(*states, scored)
-        else:
-            logits = self.model.forward(token_ids, positions, attend, scored)
+        return step, self.backend.plan(batch)
+
+    def _read(self, logits: Tensor) -> Tensor:
         logits = logits[:, : self.model.vocab_size]  # padding of the head is never scored
         # A neighbour's penalties must not decide in which type all logits are read.
         return logits.float() if getattr(self.model, "batch_invariant", False) else logits

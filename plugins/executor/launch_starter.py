@@ -62,20 +62,28 @@ class LaunchStarter:
         packed = pack(launch, state.rows, state.padding, state.pool.pad_row)
         sampled = _sampled(launch, state.rows)
         samples = plan_samples(state.rows, *sampled, for_kernels=self.sampling is not None)
-        inputs = upload(packed.arrays | samples.arrays, self.device)
+        arrays, num_tokens = packed.arrays, len(packed.arrays["token_ids"])
+        mixed = state.mixed_for(launch, num_tokens, shares_prefix)
+        if mixed is not None:
+            arrays = mixed.lay_out(arrays, launch.num_decode_rows)
+        inputs = upload(arrays | samples.arrays, self.device)
         self._update_table(inputs, state)
         token_ids, last_tokens = inputs["token_ids"], state.pool.last_tokens
         if launch.feedback.any():
             token_ids[inputs["feedback_at"]] = last_tokens[inputs["feedback_rows"]]
-        logits = state.forward.logits(
-            token_ids,
-            inputs,
-            packed.context_lens,
-            packed.query_lens,
-            launch.num_decode_rows,
-            shares_prefix,
-            state.chunk_graphs,
-        )
+        if mixed is not None:
+            states = mixed.run(token_ids, inputs["others"])
+            logits = state.forward.score(states, inputs["logits_rows"])
+        else:
+            logits = state.forward.logits(
+                token_ids,
+                inputs,
+                packed.context_lens,
+                packed.query_lens,
+                launch.num_decode_rows,
+                shares_prefix,
+                state.chunk_graphs,
+            )
         return self._finish(launch, state, packed, samples, inputs, logits)
 
     def _update_table(self, inputs: dict[str, Tensor], state: DeviceState) -> None:

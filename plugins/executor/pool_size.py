@@ -18,7 +18,6 @@ import torch
 from core.errors import ConfigError
 from core.launch import Launch, PoolLayout, RowSetup
 from core.request import SamplingParams
-from plugins.executor.graphs import graph_sizes
 from plugins.executor.warm_up import page_0_launch
 
 CPU_POOL_BYTES = 4 << 30
@@ -104,12 +103,12 @@ def cuda_budget(
     run: Callable[[list[Launch]], None],
     largest: list[Launch],
     graph_rows: int,
-    graph_sets: int,
+    num_graphs: int,
     layered: bool,
 ) -> Budget:
     """The budget of a CUDA device whose weights are loaded. run: computes launches, one after the
-    other. graph_rows: rows of the largest graph, 0 = no graphs; graph_sets: how many graphs of each
-    size; layered: launches with chunks have graphs too."""
+    other. graph_rows: rows of the largest graph of one-token rows, 0 = no graphs; num_graphs: of
+    whole launches; layered: launches with chunks have graphs too."""
     cuda = torch.cuda
     cuda.empty_cache()
     weights = cuda.memory_reserved(device)
@@ -118,7 +117,7 @@ def cuda_budget(
     graphs = 0
     if graph_rows:  # their tensors come from a pool of their own, as large as the largest needs
         before, peak = _peak(partial(run, [graph_launch(graph_rows)]), device)
-        graphs = peak - before + graph_sets * len(graph_sizes(graph_rows)) * GRAPH_BYTES
+        graphs = peak - before + num_graphs * GRAPH_BYTES
         graphs += work if layered else 0  # they hold what such a launch takes
     free, total = cuda.mem_get_info(device)
     others = total - free - cuda.memory_reserved(device)

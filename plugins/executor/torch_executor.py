@@ -15,7 +15,7 @@ from core.errors import InvariantError
 from core.launch import Launch, LaunchResult, PoolLayout
 from core.queries import ExecutorQuery
 from plugins.executor import pool_size
-from plugins.executor.capture import capture_graphs
+from plugins.executor.capture import capture_graphs, num_graphs
 from plugins.executor.compile_watch import CompileWatch
 from plugins.executor.device_state import (
     DeviceState,
@@ -211,6 +211,8 @@ class TorchExecutor:
             sizes = {names[shares]: graphs.sizes for shares, graphs in state.graphs.items()}
             if state.chunk_graphs is not None:
                 sizes["sizes_of_chunks"] = state.chunk_graphs.sizes
+            if state.mixed_graphs is not None:
+                sizes["sizes_of_mixed"] = state.mixed_graphs.sizes
             if state.padding is not None:
                 sizes["sizes_of_tokens"] = state.padding.sizes
             facts["graphs"] = {"sizes": [], "why_not": state.why_not} | sizes
@@ -254,14 +256,15 @@ class TorchExecutor:
         with explained("engine.pool_tokens=auto: the largest launches", rule):
             self._state = self._allocate(layout)
             no_graphs = self._why_no_graphs(self._state.forward.backend)
+            layered = hasattr(self.model, "enter")
             budget = pool_size.cuda_budget(
                 self.device,
                 self._engine.memory_share,
                 self._run,
                 pool_size.largest_launches(layout, seqs, self.max_model_len),
                 0 if no_graphs else rows,
-                1 + (self._state.sharing is not None),
-                hasattr(self.model, "enter"),
+                num_graphs(self._state, rows, layered),
+                layered,
             )
         self._state = None
         return budget

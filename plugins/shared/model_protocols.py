@@ -106,7 +106,10 @@ class AttentionBatch:
     row's new tokens begin in the packed order. These are device tensors; host_context_lens and
     host_query_lens [N] are the lengths and the numbers of new tokens as integers, so that planning
     waits for no device. num_decode_rows: rows [0, that) have one new token each and go to the
-    decode kernel; shares_prefix: enough of them begin with the same pages."""
+    decode kernel; shares_prefix: enough of them begin with the same pages. in_graph: a CUDA graph
+    captures the launch, whose tokens may be fewer than rows: the first num_decode_rows tokens are
+    taken for one-token rows, then extend, with all tokens, writes over those that are not, from
+    the first query_starts of the other rows on. Host lengths count for nothing then."""
 
     page_table: Any
     context_lens: Any
@@ -116,6 +119,7 @@ class AttentionBatch:
     num_decode_rows: int
     page_size: int
     shares_prefix: bool = False
+    in_graph: bool = False
 
 
 @dataclass(frozen=True, slots=True)

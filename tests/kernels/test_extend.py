@@ -88,6 +88,18 @@ def test_extend_takes_strided_queries_and_reuses_a_plan():
     assert len(plan.tiles) == 1
 
 
+def test_extend_leaves_tokens_before_the_first_row_alone():
+    """In a graph they are another kernel's; rows without tokens are padding."""
+    case = Case([(40, 40), (70, 10), (33, 7), (0, 0), (0, 0)], num_padding=3)
+    q, k_cache, v_cache, table, lens, starts, scale = case.inputs()
+    out = torch.full_like(q, 7.0)
+    rest = table[1:].contiguous(), lens[1:].contiguous(), starts[1:].contiguous()
+    found = extend(q, k_cache, v_cache, *rest, scale, out=out)
+    assert torch.equal(found[:40], torch.full_like(q[:40], 7.0))
+    expected = case.expected.to(q.device)[40:]
+    assert (found[40:].double() - expected).abs().max() <= TOLERANCE[q.dtype]
+
+
 def test_extend_addresses_beyond_32_bits():
     # A slot of 2 x 64 values beyond the 2**31st: a virtual pool, of which few pages are touched.
     pool = torch.empty(2, 2**20 + 300, 16, 2, 64, dtype=torch.float16, device=DEVICE)

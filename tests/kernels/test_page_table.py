@@ -103,8 +103,15 @@ def test_table_without_columns_is_refused():
         step_tables(table, one, one, on_device([0, 1]), one, one, 16)
 
 
-def test_more_rows_than_tokens_are_refused():
-    one, two = on_device([0]), on_device([0, 1])
-    table = torch.zeros(2, 2, dtype=torch.int32, device=DEVICE)
-    with pytest.raises(ValueError, match="rows must be at most 1, the tokens, got 2"):
-        step_tables(table, two, two, on_device([0, 1, 2]), one, one, 16)
+@pytest.mark.parametrize("block", [4, 1024])
+def test_rows_may_be_more_than_tokens(monkeypatch, block):
+    """Rows without tokens: the padding of a launch that a graph captures."""
+    monkeypatch.setattr(page_table, "BLOCK", page_table.tl.constexpr(block))
+    table = np.arange(18, dtype=np.int32).reshape(9, 2)
+    rows, lens, starts = np.arange(8) + 1, np.arange(8), np.arange(9) + 50
+    inputs = [on_device(one) for one in (rows, lens, starts, np.array([3]), np.array([17]))]
+    made = step_tables(on_device(table, torch.int32), *inputs, 16)
+    assert made.page_table.tolist() == table[rows].tolist()
+    assert made.context_lens.tolist() == lens.tolist()
+    assert made.query_starts.tolist() == starts.tolist()
+    assert made.slots.tolist() == [table[3, 1] * 16 + 1]

@@ -101,8 +101,8 @@ def test_sizes_are_fine_where_launches_are_small():
     found = ChunkGraphs(Shape(), None, sizes, rerun).sizes
     assert found[0] == 16
     assert found[-1] == 8192
-    assert {64, 72, 640, 1024, 1536, 7680} <= set(found) <= set(sizes)
-    assert 1152 not in found
+    assert {64, 72, 640, 1024, 1152, 2048, 2560, 7680} <= set(found) <= set(sizes)
+    assert 2176 not in found
     assert ChunkGraphs(Shape(), None, Padding(1000).sizes, rerun).sizes[-1] == 1000
 
 

@@ -14,6 +14,7 @@ from kernels.fused import FusedOps, FusedPaging
 from kernels.fused_sampling import FusedSampling
 from kernels.shared_prefix import SharedPrefix
 from kernels.split_kv import SplitKV
+from plugins.executor import mixed_graphs
 from plugins.model.loader import HuggingFaceModel
 from tests.plugins.executor.graph_run import make, rerun, serve
 from tests.plugins.executor.launch_driver import Driver
@@ -56,7 +57,8 @@ def test_tokens_equal_those_without_graphs(decode, overlap):
 
 
 @pytest.mark.parametrize("page_size", [1, 16])
-def test_half_precision_tokens_equal_those_of_the_same_padded_launches(page_size):
+def test_half_precision_tokens_equal_those_of_the_same_padded_launches(page_size, monkeypatch):
+    monkeypatch.setattr(mixed_graphs, "LAYER_S", 1e3)  # the same ones are kept
     graphs = serve(executor("bfloat16", capture=None), page_size, overlap=True)
     again = serve(executor("bfloat16", capture=rerun), page_size)
     assert graphs.served == again.served
@@ -102,3 +104,56 @@ def test_replays_neither_wait_nor_allocate():
     for _ in range(40):
         core.step((0, 1), (1, 1))
     assert torch.cuda.memory_reserved() == before
+
+
+MIXED_ROWS = 12
+
+
+def mixed_core(dtype, graphs, page_size=16):
+    """Four rows decode while chunks come: a short prompt, two, and one in slices."""
+    core = Driver(executor(dtype, capture=None, graphs=graphs), page_size, MIXED_ROWS, 8192)
+    random = np.random.default_rng(3)
+    for row, length in enumerate((700, 90, 5, 1)):
+        core.start(row, random.integers(0, 128, length).tolist())
+        core.launch((row, length))
+        core.collect()
+    ones = [(row, 1) for row in range(4)]
+    for row, slices in ((4, [30]), (5, [200]), (6, [64, 64, 64]), (7, [400, 300])):
+        core.start(row, random.integers(0, 128, sum(slices)).tolist())
+        for count in slices:
+            core.launch(*ones, (row, count))
+            core.launch(*ones)
+            core.collect()
+            core.collect()
+        ones.append((row, 1))
+    for row in (8, 9):
+        core.start(row, random.integers(0, 128, 33).tolist())
+    core.step(*ones, (8, 33), (9, 33))
+    core.step(*ones, (8, 1), (9, 1))
+    return core
+
+
+@pytest.mark.parametrize("page_size", [1, 16])
+def test_mixed_launches_as_one_graph_give_the_same_tokens(page_size):
+    whole = mixed_core("float32", "auto", page_size)
+    assert mixed_core("float32", "off", page_size).outputs == whole.outputs
+    graphs = whole.executor._state.mixed_graphs
+    assert graphs.sizes, "some are worth it"
+
+
+@pytest.mark.filterwarnings("ignore:Synchronization debug mode is a prototype")
+def test_mixed_launches_neither_wait_nor_allocate():
+    core = mixed_core("bfloat16", "auto")
+    ones = [(row, 1) for row in range(10)]
+    core.release(9)
+    core.start(9, list(range(40)))
+    taken = []
+    run = core.executor._state.mixed_graphs.run
+    core.executor._state.mixed_graphs.run = lambda *args: taken.append(1) or run(*args)
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        core.launch(*ones[:9], (9, 40))
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+    core.collect()
+    assert taken

@@ -24,6 +24,7 @@ from plugins.cache.lru import Lru
 from plugins.cache.none import NoCache
 from plugins.cache.radix import Radix
 from plugins.executor import pool_size
+from plugins.executor.graphs import graph_sizes
 from plugins.executor.pool_size import (
     GRAPH_BYTES,
     Budget,
@@ -131,7 +132,7 @@ def test_a_device_is_measured_by_the_peak_of_its_largest_launches(
     monkeypatch.setattr(pool_size, "torch", SimpleNamespace(cuda=device, device=torch.device))
     launches = largest_launches(LAYOUT, 4, 64)
     given = torch.device("cuda"), 0.9, device.run, launches, graph_rows
-    budget = cuda_budget(*given, graph_sets=sets, layered=layered)
+    budget = cuda_budget(*given, num_graphs=sets * 3, layered=layered)
     graphs = 4 + sets * 3 * GRAPH_BYTES + 33 * layered if graph_rows else 0  # 1, 2 and 4 rows
     assert budget == Budget(0.9, 100, 5, 20, 33, graphs)
 
@@ -167,8 +168,9 @@ def test_a_device_is_measured_over_one_page(graphs, graph_rows, monkeypatch):
     """The path of a CUDA device on a CPU: the backend is built once."""
     seen, built = [], []
 
-    def measured(device, share, run, largest, rows, sets, layered):
-        assert (sets, layered) == (1, False), "a toy without shared kernels or layers"
+    def measured(device, share, run, largest, rows, count, layered):
+        sizes = len(graph_sizes(3))
+        assert (count, layered) == (sizes, False), "a toy without shared kernels or layers"
         run([*largest, graph_launch(3)])
         seen.append((share, executor._state.pool.kv.shape[2], len(largest), rows))
         return Budget(share, 100 * 16 * SLOT_BYTES)

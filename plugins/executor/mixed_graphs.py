@@ -1,0 +1,182 @@
+"""Launches of any rows as one graph each, where the host would else keep the device waiting.
+
+A launch with chunks beside one-token rows takes the host a few milliseconds, whatever it computes:
+each layer is a graph and its attention (plugins/executor/chunk_graphs.py). Below some thousand
+tokens of a small model that is longer than the device works. Here all layers are one graph, for a
+number of tokens: kernels read lengths on the device, and rows that are not there are padding.
+
+The decode kernel serves the first tokens as if all of them were one-token rows; the extend kernel
+comes after it and writes over what belongs to chunks."""
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from rich.console import Console
+from rich.progress import Progress
+from torch import Tensor
+
+from core.launch import Launch
+from plugins.executor.chunk_graphs import borrowed
+from plugins.executor.forward import Forward
+from plugins.executor.graphs import Capture, Graph
+
+FIELDS = ("positions", "token_rows", "row_ids", "context_lens", "query_starts")
+"""Of PackedLaunch.arrays, what a graph takes besides token_ids."""
+
+SMALLEST, LARGEST = 16, 2048
+"""Tokens of a launch."""
+
+CHUNKS = 31
+"""Rows of several tokens, at most."""
+
+LAYER_S = 200e-6
+"""About what a layer takes the host if it is launched by itself. A graph that takes the device
+longer, without a context to read, is not kept."""
+
+CONTEXT = 8192
+"""Tokens of a chunk's row, at most: the graph's kernel does not divide a tile's keys."""
+
+WORK = 10e9
+"""Operations of a layer's attention over chunks, at most: from here on kernels for long chunks,
+which a graph cannot hold, save more than the host takes."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Sized:
+    """A graph with room for `ones` one-token rows. token_ids, others: its inputs, see
+    MixedGraphs.lay_out. hidden, delta: what the model's `score` takes."""
+
+    ones: int
+    token_ids: Tensor
+    others: Tensor
+    graph: Graph
+    hidden: Tensor
+    delta: Tensor
+
+
+class MixedGraphs:
+    """Graphs of `forward` at those of `sizes` (tokens, ascending) that are worth it. most_rows: of
+    a launch. pad_row: table row of the padding. capture: how a function is captured."""
+
+    def __init__(
+        self, forward: Forward, sizes: list[int], most_rows: int, pad_row: int, capture: Capture
+    ) -> None:
+        self._forward, self._capture = forward, capture
+        self._most_rows, self._pad_row = most_rows, pad_row
+        self._wanted = mixed_sizes(sizes)
+        self._captured: dict[int, Sized] = {}
+        model, largest = forward.model, max(self._wanted, default=0)
+        self._work = WORK / (4 * model.num_q_heads * model.head_dim)
+        self._device = torch.device(model.device)
+        words = largest, _words(largest, min(largest, most_rows))
+        self._token_ids, self._others = (
+            torch.zeros(count, dtype=torch.int64, device=self._device) for count in words
+        )
+
+    @property
+    def sizes(self) -> list[int]:
+        """Tokens for which there is a graph, ascending."""
+        return sorted(self._captured)
+
+    def capture(self, progress: bool) -> None:
+        """Capture every size, the largest first: the others fit into its memory."""
+        limit_s = LAYER_S * self._forward.model.num_layers
+        with Progress(console=Console(stderr=True), transient=True, disable=not progress) as bar:
+            for size in bar.track(self._wanted[::-1], description="CUDA graphs of mixed launches"):
+                try:
+                    sized = self._sized(size)
+                except Exception as error:
+                    error.add_note(
+                        f"while capturing {size} tokens; executor.graphs=off does without"
+                    )
+                    raise
+                if replay_seconds(sized.graph, self._device) <= limit_s:
+                    self._captured[size] = sized
+
+    def takes(self, launch: Launch, size: int) -> bool:
+        """Whether a graph of `size` tokens, padding included, can stand for the launch, and is
+        better than kernels that know its lengths."""
+        sized, ones = self._captured.get(size), launch.num_decode_rows
+        if sized is None or ones > sized.ones or len(launch.row_ids) - ones > CHUNKS:
+            return False
+        new = launch.num_tokens[ones:].astype(np.int64)
+        context = launch.first_positions[ones:] + new
+        return bool(context.max(initial=0) <= CONTEXT and (new * context).sum() <= self._work)
+
+    def lay_out(self, arrays: dict[str, NDArray[Any]], ones: int) -> dict[str, NDArray[Any]]:
+        """PackedLaunch.arrays of a launch with so many one-token rows, those that a graph takes but
+        token_ids as one array, `others` int64: for T tokens, N rows of one token and CHUNKS others,
+        padding included, positions and token_rows [T], row_ids and context_lens [N + CHUNKS], and
+        query_starts [N + CHUNKS + 1], of which those of one-token rows count for nothing."""
+        rest = dict(arrays)
+        positions, token_rows, row_ids, context_lens, starts = (rest.pop(name) for name in FIELDS)
+        size, chunks = len(positions), len(row_ids) - ones
+        room = self._captured[size].ones
+        others = np.empty(_words(size, room), np.int64)
+        tokens, rows, lens, begins = _parts(others, size, room)
+        tokens[0], tokens[1] = positions, token_rows
+        rows.fill(self._pad_row)
+        lens[:room], lens[room:] = 1, 0
+        for into, given in ((rows, row_ids), (lens, context_lens)):
+            into[:ones], into[room : room + chunks] = given[:ones], given[ones:]
+        begins[:room] = 0
+        begins[room : room + chunks], begins[room + chunks :] = starts[ones:-1], starts[-1]
+        return rest | {"others": others}
+
+    def run(self, token_ids: Tensor, others: Tensor) -> tuple[Tensor, Tensor]:
+        """Replay with what `lay_out` made, on the device: what the model's `score` takes, views
+        that the next launch overwrites."""
+        sized = self._captured[len(token_ids)]
+        sized.token_ids.copy_(token_ids)
+        sized.others.copy_(others)
+        sized.graph.replay()
+        return sized.hidden, sized.delta
+
+    def _sized(self, size: int) -> Sized:
+        room = min(size, self._most_rows)
+        token_ids, others = self._token_ids[:size], self._others[: _words(size, room)]
+        tokens, rows, lens, begins = _parts(others, size, room)
+        token_ids.zero_()
+        tokens[0], tokens[1], rows[:] = 0, self._pad_row, self._pad_row
+        lens[:room], lens[room:], begins[:] = 1, 0, size
+        given = dict(zip(FIELDS, (*tokens, rows, lens, begins), strict=True))
+        graph, (hidden, delta) = self._capture(
+            lambda: self._forward.states(token_ids, given, room, CHUNKS)
+        )
+        return Sized(room, token_ids, others, graph, borrowed(hidden), borrowed(delta))
+
+
+def mixed_sizes(sizes: list[int]) -> list[int]:
+    """Those of `sizes` (tokens) that are captured."""
+    return [size for size in sizes if SMALLEST <= size <= LARGEST]
+
+
+def replay_seconds(graph: Graph, device: torch.device) -> float:
+    """What a graph takes a CUDA device, the least of three times; 0 on others."""
+    if device.type != "cuda":
+        return 0.0
+    found = []
+    for _ in range(3):
+        begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))  # type: ignore[no-untyped-call]
+        begin.record()
+        graph.replay()
+        end.record()
+        end.synchronize()
+        found.append(begin.elapsed_time(end) / 1000)
+    return float(min(found))
+
+
+def _words(size: int, room: int) -> int:
+    return 2 * size + 3 * (room + CHUNKS) + 1
+
+
+def _parts(others: Any, size: int, room: int) -> tuple[Any, Any, Any, Any]:
+    """Tokens [2, T], row_ids and context_lens [N + CHUNKS] and query_starts [N + CHUNKS + 1] of
+    such an array or tensor."""
+    begin, rows = 2 * size, room + CHUNKS
+    middle, end = begin + rows, begin + 2 * rows
+    tokens = others[:begin].reshape(2, size)
+    return tokens, others[begin:middle], others[middle:end], others[end:]

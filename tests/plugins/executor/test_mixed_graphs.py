@@ -1,0 +1,163 @@
+"""Launches of any rows as one graph each."""
+
+import numpy as np
+import pytest
+import torch
+
+from kernels.declare import Capabilities, declare
+from kernels.torch_reference import paged_extend
+from plugins.executor import mixed_graphs
+from plugins.executor.device_state import DeviceState
+from plugins.executor.mixed_graphs import CHUNKS, MixedGraphs
+from plugins.executor.padding import Padding
+from plugins.executor.warm_up import page_0_launch
+from tests.plugins.executor.graph_run import JUNK, device_decode, make, rerun, serve
+from tests.plugins.model.dense import load
+from tests.tiny_models import save_tiny
+
+SIZES = [16, 24, 32, 64, 128]
+CAPABILITIES = Capabilities(dtypes=("float32",), devices=("cpu",), graph_safe=True, takes_out=True)
+
+
+@declare(CAPABILITIES)
+def device_extend(q, k_cache, v_cache, page_table, context_lens, query_starts, scale, window, out):
+    """The reference over rows that have tokens; those before the first row's are left alone."""
+    begin, there = int(query_starts[0]), query_starts.diff() > 0
+    starts = torch.cat([query_starts[:-1][there], query_starts[-1:]]) - begin
+    rows = page_table[there], context_lens[there], starts.to(torch.int32)
+    out[begin:] = paged_extend(q[begin:], k_cache, v_cache, *rows, scale, window)
+    return out
+
+
+@pytest.fixture
+def tiny(tmp_path):
+    save_tiny("qwen3", tmp_path)
+    return lambda: load(tmp_path)
+
+
+def with_graphs(model, graphs="off", sizes=SIZES, capture=rerun):
+    """An executor that pads, and captures mixed launches at prepare."""
+    executor = make(model, graphs=graphs, decode=device_decode, extend=device_extend)
+    prepare = executor.prepare
+
+    @torch.inference_mode()
+    def prepare_and_capture(layout):
+        prepare(layout)
+        state = executor._state
+        state.padding = Padding(2048)
+        rows = layout.num_rows, state.pool.pad_row
+        state.mixed_graphs = MixedGraphs(state.forward, sizes, *rows, capture)
+        state.mixed_graphs.capture(progress=False)
+
+    executor.prepare = prepare_and_capture
+    return executor
+
+
+@pytest.mark.parametrize("graphs", ["on", "off"])
+@pytest.mark.parametrize("overlap", [False, True])
+def test_tokens_equal_those_without(tiny, graphs, overlap):
+    executor = with_graphs(tiny(), graphs)
+    launch = executor.launch
+    taken = []
+
+    @torch.inference_mode()
+    def launch_over_junk(one):
+        found = executor._state.mixed_graphs
+        size = executor._state.padding(len(one.token_ids))
+        taken.append((found.takes(one, size), one.num_decode_rows < len(one.row_ids)))
+        for given in (found._token_ids, found._others):
+            given.fill_(JUNK)
+        launch(one)
+
+    executor.launch = launch_over_junk
+    whole = serve(executor, overlap=overlap, rounds=1)
+    plain = serve(make(tiny(), graphs="off", decode=device_decode), rounds=1)
+    assert whole.served == plain.served
+    assert taken.count((True, True)) >= 3, "launches with chunks"
+    replays = sum(one.graph.replays for one in executor._state.mixed_graphs._captured.values())
+    alone = 0 if graphs == "on" else taken.count((True, False))
+    assert replays == taken.count((True, True)) + alone
+
+
+@pytest.fixture
+def graphs(tiny):
+    """Graphs of a model in an executor, and a launch's verdict."""
+    executor = with_graphs(tiny())
+    serve(executor, rounds=0)
+    return executor._state.mixed_graphs
+
+
+def launch_of(*parts):
+    return page_0_launch(parts)
+
+
+def test_takes_what_has_room(graphs):
+    assert graphs.sizes == SIZES
+    assert graphs.takes(launch_of((9, 1), (0, 5)), 16)
+    assert not graphs.takes(launch_of((9, 1), (0, 5)), 17)
+    ones, room = [(0, 1)] * 12, graphs._captured[16].ones
+    assert room == 12
+    assert graphs.takes(launch_of(*ones), 16)
+    assert not graphs.takes(launch_of(*ones, (0, 1)), 16)
+    assert graphs.takes(launch_of(*[(0, 2)] * CHUNKS), 64)
+    assert not graphs.takes(launch_of(*[(0, 2)] * (CHUNKS + 1)), 64)
+
+
+def test_leaves_long_contexts_and_much_work_to_other_kernels(graphs):
+    model = graphs._forward.model
+    assert graphs.takes(launch_of((8188, 4)), 16)
+    assert not graphs.takes(launch_of((8189, 4)), 16)
+    assert graphs.takes(launch_of((100_000, 1), (0, 4)), 16), "one-token rows are as before"
+    graphs._work = 4 * 1000
+    assert graphs.takes(launch_of((996, 4)), 16)
+    assert not graphs.takes(launch_of((997, 4)), 16)
+    assert MixedGraphs(graphs._forward, [16], 4, 0, rerun)._work == (
+        mixed_graphs.WORK / (4 * model.num_q_heads * model.head_dim)
+    )
+
+
+def test_keeps_no_graph_that_takes_the_device_longer_than_the_host(tiny, monkeypatch):
+    times = iter([1.0, 1e-3, 1e-4, 1e-5, 1e-6])
+    monkeypatch.setattr(mixed_graphs, "replay_seconds", lambda graph, device: next(times))
+    executor = with_graphs(tiny())
+    serve(executor, rounds=0)
+    layers = executor.model.num_layers
+    assert 1e-3 > layers * mixed_graphs.LAYER_S > 1e-4
+    assert executor._state.mixed_graphs.sizes == SIZES[:3]
+
+
+def test_lay_out_pads_rows_and_keeps_the_rest(graphs):
+    arrays = {
+        "token_ids": np.arange(16), "positions": np.arange(16) + 100,
+        "token_rows": np.arange(16) + 200, "row_ids": np.array([3, 1, 2]),
+        "context_lens": np.array([7, 8, 9]), "query_starts": np.array([0, 1, 2, 6]),
+        "updates": np.zeros((0, 3)),
+    }  # fmt: skip
+    laid = graphs.lay_out(arrays, 2)
+    assert set(laid) == {"token_ids", "updates", "others"}
+    pad, room = graphs._pad_row, 12
+    positions, token_rows, rest = np.split(laid["others"], [16, 32])
+    rows, lens, starts = np.split(rest, [room + CHUNKS, 2 * (room + CHUNKS)])
+    assert positions.tolist() == arrays["positions"].tolist()
+    assert token_rows.tolist() == arrays["token_rows"].tolist()
+    assert rows.tolist() == [3, 1] + [pad] * 10 + [2] + [pad] * (CHUNKS - 1)
+    assert lens.tolist() == [7, 8] + [1] * 10 + [9] + [0] * (CHUNKS - 1)
+    assert starts[room:].tolist() == [2] + [6] * CHUNKS
+
+
+def test_a_size_that_fails_says_so(tiny):
+    def broken(run):
+        raise RuntimeError("no memory")
+
+    with pytest.raises(RuntimeError) as failure:
+        serve(with_graphs(tiny(), capture=broken), rounds=0)
+    said = "while capturing 128 tokens; executor.graphs=off does without"
+    assert failure.value.__notes__[0] == said
+
+
+def test_a_prefix_that_rows_share_is_left_to_kernels_that_read_it_once(graphs):
+    forward, launch = graphs._forward, launch_of((9, 1), (0, 5))
+    state = DeviceState(forward.pool, None, None, forward, mixed_graphs=graphs)
+    assert state.mixed_for(launch, 16, shares_prefix=False) is graphs
+    assert state.mixed_for(launch, 16, shares_prefix=True) is None
+    assert state.mixed_for(launch, 17, shares_prefix=False) is None
