@@ -94,13 +94,22 @@ class TorchExecutor:
             self._side = torch.cuda.Stream(self.device)  # type: ignore[no-untyped-call]
 
     def renew(self, query: ExecutorQuery) -> bool:
-        """Serve another engine with the same model, pool and graphs, if it has the same settings
-        and seed. False: it cannot."""
-        if not self.keeps or (query.engine, query.seed) != (self._engine, self._seed):
+        """Serve another engine with the same model, pool and graphs, if it has the same settings,
+        and seed or a model that draws its weights anew in place. False: it cannot."""
+        if not self.keeps or query.engine != self._engine or not self._seeded(query.seed):
             return False
         self._clock, self._progress = query.clock, query.progress
         self._starter = replace(self._starter, clock=query.clock)
         self.engines_before += 1
+        return True
+
+    def _seeded(self, seed: int) -> bool:
+        reseed = getattr(self.model, "reseed", None)
+        if seed != self._seed:
+            if reseed is None or self.group is not None:
+                return False
+            reseed(seed)
+            self._seed = seed
         return True
 
     @property

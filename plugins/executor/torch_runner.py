@@ -75,7 +75,7 @@ class TorchRunner:
 
     def keep_built(self) -> None:
         """From now on the executor stays as it is when its engine ends, for the next engine with
-        the same settings and seed."""
+        the same settings; see TorchExecutor.renew."""
         self._keeps = True
 
     @hookimpl

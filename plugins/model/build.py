@@ -166,14 +166,16 @@ def _decoder(
     facts = _facts(found, spec.vocab_size, spec.max_positions, settings)
     device, cut = torch.device(query.device), Cut(rank, settings.tensor_parallel)
     ops = _checked_ops(settings, spec, dtype, device)
+    draw: Callable[[int], None] | None = None
     if source is None:
         weights = allocate(spec, dtype, device, cut)
-        fill_random(weights, spec, query.seed, cut)
+        draw = partial(fill_random, weights, spec, cut=cut)
+        draw(query.seed)
     else:
         weights = load_weights(source, spec, dtype, device, query.progress, cut)
     keep_biases_of_sums_once(weights, cut)
     shards = DecoderShards(settings, query) if cut.size > 1 else None
-    return Decoder(spec, weights, facts, ops, cut, shards)
+    return Decoder(spec, weights, facts, ops, cut, shards, draw)
 
 
 def _checked_ops(

@@ -9,6 +9,7 @@ A part of a cut model (plugins/model/cut.py) has the shape of a smaller one; onc
 other ranks, it adds what they computed after o and down, and rank 0 gathers all logits.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -49,15 +50,18 @@ class Decoder:
         ops: LayerOps | None = None,
         cut: Cut = WHOLE,
         shards: ModelShards | None = None,
+        draw: Callable[[int], None] | None = None,
     ) -> None:
         """spec: of the whole model. weights are complete, a cut's for its part.
         facts.vocab_size leaves out head rows that no token id uses; a window
         that no sequence of facts.max_model_len tokens can exceed is dropped. ops: None = torch;
-        where these are batch_invariant, a token's logits are. shards: the parts of a cut model."""
+        where these are batch_invariant, a token's logits are. shards: the parts of a cut model.
+        draw: fills random weights by a seed, None = these come from a file."""
         head_from, self._head_rows = cut.rank * cut.head_rows(spec), cut.head_rows(spec)
         self.spec = spec = cut.local(spec)
         self.shards = shards
         self.weights = weights
+        self._draw = draw
         self.facts = facts
         self.name = facts.name
         self.num_layers = spec.num_layers
@@ -85,6 +89,13 @@ class Decoder:
         """Compute together with the other parts from now on."""
         self._group = group
         self._summed, self._scored = self._linear_summed, self._linear_gathered
+
+    @torch.inference_mode()
+    def reseed(self, seed: int) -> None:
+        """Be the model that a run of that seed gets: random weights are drawn anew, where they
+        are."""
+        if self._draw is not None:
+            self._draw(seed)
 
     @cached_property
     def tokenizer(self) -> Any | None:

@@ -71,6 +71,23 @@ def test_other_settings_or_another_seed_get_an_executor_of_their_own():
     assert served(third) == TOKENS
 
 
+def test_another_seed_is_served_where_the_model_draws_its_weights_anew():
+    class Seeded(ToyModel):
+        def reseed(self, seed):
+            for mine, other in zip(self.qkv, ToyModel(seed).qkv, strict=True):
+                mine.copy_(other)
+
+    plugin, query = runner(), executor_query(Seeded())
+    first = plugin.build_executor(query)
+    assert served(first) == TOKENS
+    state = first._state
+    other = plugin.build_executor(replace(query, seed=query.seed + 1))
+    assert other is first
+    assert served(other) != TOKENS
+    assert other._state is state
+    assert served(plugin.build_executor(query)) == TOKENS
+
+
 def test_without_being_told_nothing_is_kept():
     plugin, query = TorchRunner(), executor_query(MODEL)
     first = plugin.build_executor(query)

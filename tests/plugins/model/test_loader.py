@@ -122,6 +122,23 @@ def test_dummy_weights_follow_the_seed() -> None:
     assert not torch.equal(logits(1), logits(2))
 
 
+def test_weights_drawn_anew_are_those_of_a_run_of_that_seed() -> None:
+    plugin = HuggingFaceModel(load="dummy", config=CONFIG)
+    first, second = (plugin.build_model(ModelQuery("cpu", seed, False)) for seed in (1, 2))
+    places = first.weights.embedding.data_ptr(), first.weights.layers[1].down.data_ptr()
+    first.reseed(2)
+    assert torch.equal(prompt_logits(first, [5, 6, 7]), prompt_logits(second, [5, 6, 7]))
+    assert places == (first.weights.embedding.data_ptr(), first.weights.layers[1].down.data_ptr())
+
+
+def test_weights_of_a_file_stay_whatever_the_seed(tmp_path: Path) -> None:
+    save_tiny("llama", tmp_path)
+    model = load(tmp_path)
+    before = prompt_logits(model, [5, 6, 7])
+    model.reseed(9)
+    assert torch.equal(prompt_logits(model, [5, 6, 7]), before)
+
+
 def test_dummy_needs_only_a_config_file(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text(json.dumps(CONFIG))
     model = load(tmp_path, load="dummy")
