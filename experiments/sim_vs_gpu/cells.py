@@ -1,7 +1,10 @@
 """The settings that run on a device and simulated: workloads that queue and run short of pages, and
 policies to rank.
 
-None of them is what mode=calibrate measured: that times single steps of a grid."""
+More arrives at once than can be served, so that a policy's speed decides how long all wait. All
+cells have one engine, so that a device keeps its model, pool and graphs from cell to cell. None of
+them is what mode=calibrate measured: it times single steps of a grid, and a run of a workload that
+is not among these."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -10,43 +13,40 @@ Overrides = Sequence[str]
 
 # {seed} moves the part of a trace that is replayed; workloads that draw do so by the run's seed.
 WORKLOADS: Mapping[str, Overrides] = {
-    "conv": (
-        "workload=azure_conv",
-        "workload.num_requests=600",
-        "workload.start={seed}000",
-        "workload.rate_scale=12",
-        "workload.max_prompt=4096",
-    ),
-    "code": (
-        "workload=azure_code",
-        "workload.num_requests=400",
-        "workload.start={seed}000",
-        "workload.rate_scale=24",
-        "workload.max_prompt=4096",
-    ),
     "long_answers": (
         "workload=synthetic",
-        "workload.num_requests=400",
-        "workload.rate=60",
+        "workload.num_requests=160",
+        "workload.rate=300",
         "workload.prompt={kind: lognormal, median: 128, sigma: 1.0, low: 8, high: 2048}",
-        "workload.output={kind: lognormal, median: 256, sigma: 1.0, low: 8, high: 2048}",
+        "workload.output={kind: lognormal, median: 128, sigma: 1.0, low: 8, high: 1024}",
+    ),
+    "conv": (
+        "workload=azure_conv",
+        "workload.num_requests=160",
+        "workload.start={seed}000",
+        "workload.rate_scale=48",
+        "workload.max_prompt=2048",
+        "workload.max_output=512",
     ),
     "shared": (
         "workload=shared_prefix",
-        "workload.num_groups=32",
-        "workload.requests_per_group=16",
-        "workload.prefix_tokens=2048",
+        "workload.num_groups=16",
+        "workload.requests_per_group=12",
+        "workload.prefix_tokens=1024",
         "workload.max_tokens=128",
-        "workload.rate=60",
+        "workload.rate=200",
     ),
 }
 POLICIES: Mapping[str, Overrides] = {
     "default": (),
     "sjf": ("+policy=[sjf,oracle]",),
-    "srtf": ("+policy=[srtf,oracle]",),
-    "reserve_max": ("+policy=reserve_max",),
-    "evict_longest": ("+policy=evict_longest",),
     "prefill_first": ("batching=prefill_first",),
+    "interleaved": ("batching=interleaved",),
+    "small_steps": ("batching.token_budget=64",),
+    "static": ("batching=static",),
+    "static_32": ("batching=static", "batching.batch_size=32"),
+    "reserve_max": ("+policy=reserve_max",),
+    "no_cache": ("cache=none",),
 }
 ENGINE: Overrides = (
     "engine.overlap=true",

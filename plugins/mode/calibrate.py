@@ -4,14 +4,15 @@ Steps of a grid go straight to the executor, so that no policy, cache or prompt 
 of one token at several contexts, chunks behind several contexts, and both together. A step's time
 is the median from one launch's end to the next's with two in flight. A part of the grid is held
 out of the fit; its error is what a simulation's summary carries. Then the session's workload runs
-through the engine, all requests at once: its steps, which no grid chose, are a second test, and
-their host times give those of planning, and of starting each kind of launch.
+through the engine: its steps, which no grid chose, are a second test, and their host times give
+those of planning, and of starting each kind of launch. They are kept in steps.npz
+(plugins/mode/calibrate_traffic.py).
 
 On a CPU a launch computes before it returns, so nothing is hidden behind it: simulate what was
 measured there with engine.overlap=false."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 from statistics import fmean
@@ -26,18 +27,20 @@ from rich.table import Table
 
 from core.config import require
 from core.engine import Engine
-from core.records import StepRecord
 from plugins.mode.calibrate_fit import (
     Fit,
     Steps,
+    between_steps_s,
     fit,
     host_times,
     of_kinds,
-    of_records,
+    of_ran,
     steps_of,
 )
 from plugins.mode.calibrate_grid import Point, Room, grid, time_point
+from plugins.mode.calibrate_traffic import Ran, ran_of, serve
 from plugins.mode.device_lock import check_lock, lock_of
+from plugins.mode.outlet import Outlet
 from plugins.mode.running import running
 from plugins.shared.calibration import TERMS, UNITS, Calibration, Residuals, residuals
 from plugins.shared.clocks import RealClock
@@ -46,6 +49,7 @@ from plugins.shared.session import Session
 
 Float = NDArray[np.float64]
 FILE = "calibration.json"
+STEPS = "steps.npz"
 PLAIN_WIDTH = 100  # columns when the output is no terminal
 ABSENT = "–"
 HOST_PARTS = ("plan", "pack", "launch", "commit", "observers")
@@ -84,9 +88,9 @@ class Calibrate:
 
     def run(self, session: Session) -> dict[str, Any]:
         """Measure, fit, write calibration.json; returns its figures without the points."""
-        with lock_of(session, self.lock), running(session) as (engine, _):
+        with lock_of(session, self.lock), running(session) as (engine, outlet):
             session.run.manifest["executor"] = engine.executor.describe()
-            found = self._measured(session, engine)
+            found = self._measured(session, engine, outlet)
         paths = [session.folder / FILE, *([Path(self.path).expanduser()] if self.path else [])]
         for path in paths:
             found.save(path)
@@ -101,7 +105,7 @@ class Calibrate:
             **{name: getattr(found, name) for name in fields},
         }
 
-    def _measured(self, session: Session, engine: Engine) -> Calibration:
+    def _measured(self, session: Session, engine: Engine, outlet: Outlet) -> Calibration:
         rng = np.random.default_rng(session.run.seed)
         facts = engine.executor.describe()
         on_host = facts.get("device") == "cpu"  # a launch computes before it returns
@@ -110,9 +114,9 @@ class Calibrate:
         held_out = rng.permutation(len(points)) < round(self.test_share * len(points))
         found = fit(steps.part(~held_out), host_waits=not on_host)
         guessed = found.seconds(steps)
-        traffic = traffic_of(
-            _traffic(session, engine), sizes, found, on_host, session.engine.overlap
-        )
+        ran = ran_of(serve(session, engine, outlet))
+        ran.save(session.folder / STEPS)
+        traffic = traffic_of(ran, sizes, found, on_host, session.engine.overlap)
         memory = engine.state.memory
         return Calibration(
             model=str(facts.get("model", "none")),
@@ -165,17 +169,16 @@ class Traffic:
     error: Residuals
 
 
-def traffic_of(
-    records: Sequence[StepRecord], sizes: LaunchSizes, found: Fit, on_host: bool, overlap: bool
-) -> Traffic:
+def traffic_of(ran: Ran, sizes: LaunchSizes, found: Fit, on_host: bool, overlap: bool) -> Traffic:
     """Host times of a run's steps, and how far the fit is from what stretches of them took.
     on_host: a launch computes before it returns. A kind that the run had none of is taken from the
     grid."""
     parts = tuple(part for part in HOST_PARTS if not (on_host and part == "launch"))
-    host_s, host_row_s, own_s = host_times(records, parts, sizes)
+    steps = of_ran(ran, sizes)
+    host_s, host_row_s, own_s = host_times(ran, steps.kind, parts, between_steps_s(ran, overlap))
     launch_s = {kind: [seconds] for kind, seconds in found.launch_s.items()} | own_s
     means_s = {kind: fmean(values) for kind, values in launch_s.items()}
-    steps = of_records(records, sizes)
+    steps = steps.part(steps.seconds > 0)
     host = host_s + host_row_s * steps.num_rows
     device_s, starts_s = found.device_s(steps), of_kinds(means_s, steps)
     if overlap and not on_host:
@@ -190,7 +193,7 @@ def traffic_of(
 
 def _sizes(facts: Mapping[str, Any]) -> LaunchSizes:
     graphs = facts.get("graphs") or {}
-    names = ("sizes", "sizes_of_tokens", "sizes_of_chunks")
+    names = ("sizes", "sizes_of_tokens", "sizes_of_chunks", "sizes_of_mixed")
     return LaunchSizes(*(list(graphs.get(name, [])) for name in names))
 
 
@@ -203,20 +206,6 @@ def _room(engine: Engine) -> Room:
         num_pages=memory.ledger.num_pages,
         page_size=memory.page_size,
     )
-
-
-def _traffic(session: Session, engine: Engine) -> list[StepRecord]:
-    """The workload's requests, all at once: the records of its steps."""
-    executor = engine.executor
-    workload = session.workload
-    for request in workload.requests(executor.tokenizer, executor.vocab_size, session.run.seed):
-        engine.submit(replace(request, arrival_s=engine.clock.now()))
-    records = []
-    while engine.has_work:
-        event = engine.step()
-        if event is not None:
-            records.append(event.record)
-    return records
 
 
 def _points(

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from core.records import StepRecord
+from plugins.mode.calibrate_traffic import Ran
 from plugins.shared.calibration import TERMS, seconds_of
 from plugins.shared.launch_sizes import KINDS, LaunchSizes
 from plugins.shared.least_squares import non_negative
@@ -99,35 +99,36 @@ def fit_host(num_rows: Float, seconds: Float) -> tuple[float, float]:
     return step, row
 
 
-def of_records(records: Sequence[StepRecord], sizes: LaunchSizes) -> Steps:
-    """The steps of a run that computed something: each lasts from its start, or the end of the one
-    before if that is later, until its tokens are there."""
-    rows, last_end_s = [], -np.inf
-    for record in records:
-        seconds = record.end_s - max(record.start_s, last_end_s)
-        last_end_s = record.end_s
-        if record.num_rows and seconds > 0:
-            tokens = record.prefill_tokens + record.decode_tokens
-            facts = record.num_rows, tokens, record.kv_tokens, record.attended
-            rows.append((record.decode_tokens, *facts, seconds))
-    return steps_of(rows, sizes)
+def of_ran(ran: Ran, sizes: LaunchSizes) -> Steps:
+    """The steps of a run: each lasts from its start, or the end of the one before if that is later,
+    until its tokens are there."""
+    seconds = ran.end_s - np.maximum(ran.start_s, np.concatenate(([-np.inf], ran.end_s[:-1])))
+    columns = ran.decode_tokens, ran.num_rows, ran.num_tokens, ran.kv_tokens, ran.attended, seconds
+    return steps_of(zip(*(column.tolist() for column in columns), strict=True), sizes)
 
 
 def host_times(
-    records: Sequence[StepRecord], parts: Sequence[str], sizes: LaunchSizes
+    ran: Ran, kinds: NDArray[np.int64], parts: Sequence[str], between_s: float
 ) -> tuple[float, float, dict[str, list[float]]]:
     """Seconds of the host's `parts` of a step and of a row in it, of launches of one-token rows;
-    and what launches of other kinds that the run had take beyond that, as equally likely values."""
-    ran = [record for record in records if record.num_rows]
-    rows = np.array([record.num_rows for record in ran], np.float64)
-    micros = [sum(record.host_us.get(part, 0.0) for part in parts) for record in ran]
-    seconds = np.array(micros, np.float64) / 1e6
-    kinds = np.array([_kind(record, sizes) for record in ran])
-    decodes = kinds == "decode"
-    host_s, row_s = fit_host(rows[decodes], seconds[decodes])
-    beyond = seconds - host_s - row_s * rows
-    found = {kind: _values(beyond[kinds == kind]) for kind in WAITING if kind in kinds}
-    return host_s, row_s, found
+    and what launches of other kinds that the run had take beyond that, as equally likely values.
+    kinds: indices into KINDS. between_s: of every step beside its parts."""
+    seconds = np.full(len(ran), between_s) + sum(getattr(ran, part) for part in parts)
+    decodes = kinds == KINDS.index("decode")
+    host_s, row_s = fit_host(ran.num_rows[decodes], seconds[decodes])
+    beyond = seconds - host_s - row_s * ran.num_rows
+    own = {kind: beyond[kinds == KINDS.index(kind)] for kind in WAITING}
+    return host_s, row_s, {kind: _values(one) for kind, one in own.items() if len(one)}
+
+
+def between_steps_s(ran: Ran, overlap: bool) -> float:
+    """Seconds from a step's beginning to the next one's that are in none of its parts: the median,
+    as a run may be idle between two. overlap: a step collects the one before."""
+    if len(ran) < 3:
+        return 0.0
+    collect_s = np.concatenate(([0.0], ran.collect[:-1])) if overlap else ran.collect
+    parts_s = ran.plan + ran.pack + ran.launch + ran.commit + ran.observers + collect_s
+    return max(float(np.nanmedian((ran.next_s - ran.start_s - parts_s)[1:])), 0.0)
 
 
 def _values(seconds: Float) -> list[float]:
@@ -138,11 +139,6 @@ def _values(seconds: Float) -> list[float]:
     mean = values.mean()
     scaled: list[float] = (values * (seconds.mean() / mean if mean else 1.0)).tolist()
     return scaled
-
-
-def _kind(record: StepRecord, sizes: LaunchSizes) -> str:
-    tokens = record.prefill_tokens + record.decode_tokens
-    return sizes.padded(record.decode_tokens, record.num_rows, tokens)[2]
 
 
 def of_kinds(launch_s: Mapping[str, float], steps: Steps) -> Float:

@@ -4,20 +4,24 @@ from bisect import bisect_left
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-KINDS = ("decode", "chunk", "mixed", "eager")
-"""Ways to start a launch: one-token rows alone; longer rows alone; both; with kernels one by one
-where the others have graphs."""
+KINDS = ("decode", "graphed", "chunk", "mixed", "eager")
+"""Ways to start a launch: one-token rows alone; any rows as one graph; else longer rows alone, or
+both; with kernels one by one where the others have graphs."""
+
+GRAPHED_CHUNKS = 31
+"""Longer rows that a graph of any rows has room for: CHUNKS of plugins/executor/mixed_graphs.py."""
 
 
 @dataclass(frozen=True, slots=True)
 class LaunchSizes:
     """Ascending, () = none. graphs: numbers of rows for which launches of one-token rows have
     graphs. tokens: to which the tokens of other launches are padded. chunks: those of them with
-    graphs of what lies between two attentions."""
+    graphs of what lies between two attentions. mixed: those with graphs of whole launches."""
 
     graphs: Sequence[int] = ()
     tokens: Sequence[int] = ()
     chunks: Sequence[int] = ()
+    mixed: Sequence[int] = ()
 
     def padded(self, num_decodes: int, num_rows: int, num_tokens: int) -> tuple[int, int, str]:
         """Rows and tokens that are computed, and the kind, of a launch with so many one-token rows
@@ -28,6 +32,8 @@ class LaunchSizes:
                 return size or num_rows, size or num_rows, "decode"
             return num_rows, num_rows, "eager"
         tokens = least(self.tokens, num_tokens) or num_tokens
+        if tokens in self.mixed and num_rows - num_decodes <= GRAPHED_CHUNKS:
+            return num_rows, tokens, "graphed"
         if self.chunks and tokens not in self.chunks:
             return num_rows, tokens, "eager"
         return num_rows, tokens, "mixed" if num_decodes else "chunk"

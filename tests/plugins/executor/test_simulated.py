@@ -214,7 +214,7 @@ def test_real_clock_and_bad_values_are_refused():
 def test_a_launch_time_that_is_no_time_is_refused_by_name(one):
     with pytest.raises(ConfigError, match=r"executor\.launch_s must be null or seconds >= 0"):
         simulated(launch_s={"decode": one})
-    with pytest.raises(ConfigError, match=r"by kind: decode, chunk, mixed, eager, got"):
+    with pytest.raises(ConfigError, match=r"by kind: decode, graphed, chunk, mixed, eager, got"):
         simulated(launch_s={"decodes": 0.1})
 
 

@@ -9,18 +9,21 @@ import pytest
 import yaml
 
 from core.errors import ConfigError
+from core.records import StepRecord
 from kernels import torch_reference
 from plugins.attention.paged import PagedAttention
+from plugins.executor.mixed_graphs import CHUNKS
 from plugins.executor.simulated import Simulated
 from plugins.executor.torch_runner import TorchRunner
 from plugins.mode.calibrate import STRETCH, Calibrate
-from plugins.mode.calibrate_fit import fit, fit_host, steps_of
+from plugins.mode.calibrate_fit import between_steps_s, fit, fit_host, of_ran, steps_of
 from plugins.mode.calibrate_grid import Point, Room, grid, launches
+from plugins.mode.calibrate_traffic import load_ran, ran_of
 from plugins.mode.simulate import Simulate
 from plugins.model.loader import HuggingFaceModel
 from plugins.shared.calibration import load
 from plugins.shared.clocks import RealClock
-from plugins.shared.launch_sizes import KINDS, LaunchSizes
+from plugins.shared.launch_sizes import GRAPHED_CHUNKS, KINDS, LaunchSizes
 from plugins.step_time.calibrated import Calibrated
 from plugins.step_time.fixed import Fixed
 from plugins.step_time.roofline import Roofline
@@ -137,6 +140,65 @@ def test_rows_and_tokens_count_as_they_are_padded():
     assert steps.num_tokens.tolist() == [4, 8, 8, 24, 5]
     kinds = [KINDS[kind] for kind in steps.kind]
     assert kinds == ["decode", "chunk", "mixed", "eager", "eager"]
+
+
+def test_graphs_of_whole_launches_take_any_rows_but_many_chunks():
+    sizes = LaunchSizes([1, 2, 4], [8, 64, 128], [8, 64], mixed=[8, 64])
+    assert CHUNKS == GRAPHED_CHUNKS
+    assert sizes.padded(2, 3, 7) == (3, 8, "graphed")
+    assert sizes.padded(0, 1, 7) == (1, 8, "graphed")
+    assert sizes.padded(0, CHUNKS, 64) == (CHUNKS, 64, "graphed")
+    assert sizes.padded(0, CHUNKS + 1, 64) == (CHUNKS + 1, 64, "chunk")
+    assert sizes.padded(3, 4, 100) == (4, 128, "eager")
+
+
+def test_records_become_columns_and_come_back_from_a_file(tmp_path: Path):
+    records = [
+        StepRecord(0, 1.0, 1.1, 1.5, num_rows=2, decode_tokens=1, prefill_tokens=5, kv_tokens=9),
+        StepRecord(1, 2.0),  # nothing was launched
+        StepRecord(2, 3.0, 3.1, 3.2, num_rows=1, decode_tokens=1),
+    ]
+    records[0].host_us = {"plan": 100.0, "launch": 2000.0}
+    ran = ran_of(records)
+    ran.save(tmp_path / "steps.npz")
+    ran = load_ran(tmp_path / "steps.npz")
+    assert ran.num_tokens.tolist() == [6.0, 1.0]
+    assert ran.plan.tolist() == [pytest.approx(1e-4), 0.0]
+    assert ran.next_s[0] == 2.0
+    assert np.isnan(ran.next_s[1])
+
+
+def steps_at(times_s: list[tuple[float, float]], **parts_us: float) -> list[StepRecord]:
+    found = [
+        StepRecord(at, start_s, start_s, end_s, num_rows=1, decode_tokens=1, kv_tokens=9)
+        for at, (start_s, end_s) in enumerate(times_s)
+    ]
+    for record in found:
+        record.host_us = dict(parts_us)
+    return found
+
+
+def test_time_between_steps_is_what_no_part_of_them_has():
+    """Every 10 ms a step of 2 ms of parts and 7 ms of waiting; an idle second does not count."""
+    starts_s = [0.0, 0.01, 0.02, 0.03, 1.03, 1.04]
+    records = steps_at([(start_s, start_s) for start_s in starts_s], plan=2000.0, collect=7000.0)
+    for overlap in (True, False):
+        assert between_steps_s(ran_of(records), overlap) == pytest.approx(1e-3)
+    assert between_steps_s(ran_of(records[:2]), True) == 0.0
+
+
+def test_a_step_of_a_run_lasts_from_the_end_of_the_one_before():
+    steps = of_ran(ran_of(steps_at([(0.0, 0.3), (0.1, 0.5), (0.9, 1.0)])), LaunchSizes())
+    assert steps.seconds.tolist() == pytest.approx([0.3, 0.2, 0.1])
+
+
+def test_run_of_the_workload_keeps_to_its_arrivals(tmp_path: Path):
+    executor = Simulated(Fixed(), vocab_size=VOCAB, max_model_len=512)
+    session = make_session(tmp_path, Synthetic(12, rate=20.0), pages=400, executor=executor)
+    Calibrate(**GRID).run(session)
+    ran = load_ran(tmp_path / "steps.npz")
+    arrivals_s = [one.arrival_s for one in session.workload.requests(None, VOCAB, 0)]
+    assert ran.start_s[-1] - ran.start_s[0] > arrivals_s[-1] - arrivals_s[0] > 0
 
 
 def test_steps_that_wait_for_the_host_are_told_from_those_that_do_not():

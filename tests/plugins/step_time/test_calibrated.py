@@ -13,7 +13,7 @@ from plugins.executor.simulated import Simulated
 from plugins.mode.calibrate_fit import fit, steps_of
 from plugins.mode.calibrate_grid import Point
 from plugins.shared.calibration import Calibration, load, residuals
-from plugins.shared.launch_sizes import LaunchSizes
+from plugins.shared.launch_sizes import KINDS, LaunchSizes
 from plugins.step_time import calibrated
 from plugins.step_time.calibrated import Calibrated
 
@@ -34,7 +34,7 @@ GIVEN = Calibration(
     num_devices=1,
     coefficients=COSTS,
     knee_tokens=4,
-    sizes=LaunchSizes([1, 2, 4], [8, 16, 32], [8, 32]),
+    sizes=LaunchSizes([1, 2, 4], [8, 16, 32], [8, 32], [16]),
     host_s=0.5,
     host_row_s=0.25,
     launch_s={"mixed": [2.0, 3.0]},
@@ -85,7 +85,7 @@ def test_executor_takes_host_times_and_sizes_from_the_file_unless_it_has_its_own
     model = Calibrated(file)
     measured = Simulated(model).times
     assert (measured.host_s, measured.host_row_s, measured.sizes) == (0.5, 0.25, GIVEN.sizes)
-    starts_s = {"decode": (0.0,), "chunk": (0.0,), "mixed": (2.0, 3.0), "eager": (0.0,)}
+    starts_s = dict.fromkeys(KINDS, (0.0,)) | {"mixed": (2.0, 3.0)}
     assert measured.launch_s == starts_s
     own = Simulated(model, host_s=0.0, host_row_s=0.0, graph_sizes=[], launch_s={}).times
     assert (own.host_s, own.host_row_s, list(own.sizes.graphs)) == (0.0, 0.0, [])
