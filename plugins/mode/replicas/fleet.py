@@ -23,6 +23,7 @@ STOP_S = 10.0  # for engines to end
 REACH_S = 5.0
 RETRIES = 3
 STORE_BYTES = 256 << 20  # nearly all that crosses goes without Ray's store
+LOOPBACK = "127.0.0.1"
 # Ray reads these of the environment of who connects. By the first it waits for details of a death
 # before it tells of it, 1 s otherwise: streams stand still meanwhile. By the second it reports to
 # nobody.
@@ -138,7 +139,7 @@ class RayFleet:
         self._sent: dict[str, int] = {}  # birth -> batches
         self._closing = threading.Event()
         cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
-        _connect(self._ray, settings, max(cores or 1, num))
+        _connect(self._ray, settings, max(cores or 1, num), gpus * num)
         local = settings.address is None
         share = max((cores or 1) // num, 1) if local else 1
         options: dict[str, Any] = {
@@ -252,15 +253,22 @@ def _import_ray() -> Any:
         ) from None
 
 
-def _connect(ray: Any, settings: RaySettings, cpus: int) -> None:
+def _connect(ray: Any, settings: RaySettings, cpus: int, gpus: float) -> None:
     """To a cluster that runs, or to a new one of this machine, with `cpus` to give away: a replica
-    needs one even where there are more replicas than cores."""
+    needs one even where there are more replicas than cores. gpus: that all replicas need; one that
+    finds none on a cluster waits for them, which on this machine alone nobody adds."""
     for name, value in VARIABLES.items():
         os.environ.setdefault(name, value)
     quiet: dict[str, Any] = {"logging_level": logging.ERROR}
     if settings.address is None:
         quiet |= {"include_dashboard": settings.dashboard, "object_store_memory": STORE_BYTES}
-        ray.init(address="local", num_cpus=cpus, **quiet)
+        # Nobody else is to reach it, and it needs no network.
+        ray.init(address="local", num_cpus=cpus, _node_ip_address=LOOPBACK, **quiet)
+        found = ray.cluster_resources().get("GPU", 0)
+        if gpus > found:
+            ray.shutdown()
+            rule = f"few enough for the {found:g} GPUs that Ray finds here"
+            raise ConfigError(f"replicas must be {rule}, got a need of {gpus:g}")
         return
     try:
         host, _, port = settings.address.rpartition(":")

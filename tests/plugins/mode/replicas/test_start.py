@@ -100,7 +100,31 @@ def test_a_cluster_that_nobody_can_reach_is_named(monkeypatch: pytest.MonkeyPatc
         taken.bind(("127.0.0.1", 0))  # and nobody listens
         address = f"127.0.0.1:{taken.getsockname()[1]}"
         with pytest.raises(ConfigError, match=f"ray.address must be .* got '{address}'"):
-            fleet._connect(None, RaySettings(address=address), 1)
+            fleet._connect(None, RaySettings(address=address), 1, 0.0)
+
+
+@pytest.mark.parametrize(("needed", "starts"), [(0.0, True), (2.0, True), (2.5, False)])
+def test_more_gpus_than_this_machine_has_are_refused(
+    needed: float, starts: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Replicas would wait for them for ever."""
+    for name, value in fleet.VARIABLES.items():
+        monkeypatch.setenv(name, value)
+    given: dict[str, Any] = {}
+    ended: list[bool] = []
+    ray = SimpleNamespace(
+        init=lambda **options: given.update(options),
+        cluster_resources=lambda: {"CPU": 4.0, "GPU": 2.0},
+        shutdown=lambda: ended.append(True),
+    )
+    if starts:
+        fleet._connect(ray, RaySettings(), 4, needed)
+    else:
+        message = "replicas must be few enough for the 2 GPUs .*, got a need of 2.5"
+        with pytest.raises(ConfigError, match=message):
+            fleet._connect(ray, RaySettings(), 4, needed)
+    assert (given["num_cpus"], given["_node_ip_address"]) == (4, "127.0.0.1")
+    assert bool(ended) is not starts
 
 
 def test_plugins_without_a_config_cannot_be_built_again(tmp_path: Any) -> None:
