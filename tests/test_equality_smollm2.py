@@ -16,12 +16,12 @@ TOKENS = 5
 
 
 @cache
-def smollm2() -> tuple[Any, list[list[int]], list[list[int]]]:
+def smollm2(max_tokens: int = TOKENS) -> tuple[Any, list[list[int]], list[list[int]]]:
     """(model, 16 shortest GSM8K questions as ids, reference tokens)."""
     import transformers
 
     model = SmolLM2().build_model(ModelQuery("cpu", 0, False))
-    workload = Prompts(dataset="gsm8k", num_requests=200, max_tokens=TOKENS, chat=False)
+    workload = Prompts(dataset="gsm8k", num_requests=200, max_tokens=max_tokens, chat=False)
     asked = workload.requests(model.tokenizer, model.vocab_size, 0)
     prompts = sorted((request.prompt.tolist() for request in asked), key=len)[:16]
     reference = transformers.AutoModelForCausalLM.from_pretrained(
@@ -32,7 +32,7 @@ def smollm2() -> tuple[Any, list[list[int]], list[list[int]]]:
     for prompt in prompts:
         ids = torch.tensor([prompt])
         out = reference.generate(
-            ids, attention_mask=torch.ones_like(ids), do_sample=False, max_new_tokens=TOKENS
+            ids, attention_mask=torch.ones_like(ids), do_sample=False, max_new_tokens=max_tokens
         )
         expected.append(out[0, len(prompt) :].tolist())
     return model, prompts, expected

@@ -30,6 +30,8 @@ from tests.test_equality_smollm2 import smollm2
 
 pytestmark = pytest.mark.gpu
 
+TOKENS = 8
+
 QUESTIONS = {
     "What is the capital of France?": "Paris",
     "What is the opposite of hot?": "cold",
@@ -53,9 +55,9 @@ def engine_of(dtype, pool_tokens=4096, overlap=True):
 @pytest.mark.parametrize("overlap", [False, True])
 @pytest.mark.parametrize("pressure", ["free", "forced", "scarce"])
 def test_float32_tokens_equal_those_of_transformers_on_a_cpu(overlap, pressure):
-    _, prompts, expected = smollm2()
+    _, prompts, expected = smollm2(TOKENS)
     engine, _ = engine_of("float32", 400 if pressure == "scarce" else 4096, overlap)
-    got = generate(engine, prompts, 8, pressure, ignore_eos=True, forced_every=2)
+    got = generate(engine, prompts, TOKENS, pressure, ignore_eos=True, forced_every=2)
     assert got == expected
     if pressure != "free":
         assert preemptions(engine) >= 2
