@@ -23,7 +23,7 @@ from core.errors import ConfigError, TritiumError, described
 from core.launch import Launch
 from core.queries import ExecutorQuery
 from plugins.executor.parallel_group import connect
-from plugins.executor.parallel_ranks import Failed, leave_with_parent
+from plugins.executor.parallel_ranks import Failed, leave_with_parent, remove
 from plugins.executor.torch_executor import MAX_IN_FLIGHT, TorchExecutor
 from plugins.shared.model_protocols import ModelShards, RankGroup
 
@@ -72,26 +72,29 @@ def run_rank(rank: int, connection: Connection) -> None:
     """The process. NCCL's clean-up would wait for ranks that are gone, so it ends without."""
     for one in (signal.SIGINT, signal.SIGTERM):  # a terminal sends them to all of a group
         signal.signal(one, signal.SIG_IGN)
-    leave_with_parent()
-    holds = serve(rank, connection)
+    folders: list[str] = []
+    leave_with_parent(folders)
+    holds = serve(rank, connection, folders)
     sys.stderr.flush()
     os._exit(0 if holds else 1)
 
 
-def serve(rank: int, connection: Connection) -> bool:
+def serve(rank: int, connection: Connection, folders: list[str]) -> bool:
     """Load, say so, meet the others when told to, and follow; whether that ended well. An error
-    goes to the first rank."""
+    goes to the first rank. folders: that of the setup is added, and removed if the first rank is
+    gone, who would have done so."""
     try:
         setup: RankSetup | None = pickle.loads(connection.recv_bytes())
         if setup is None:
             return True
+        folders.append(setup.folder)
         torch.set_num_threads(setup.num_threads)
         model = _load(setup, rank)
         connection.send(None)
         connection.recv()
         follow(setup.executor(model, rank), connection)
     except EOFError:
-        pass  # the first rank is gone
+        remove(folders)
     except Exception as error:
         _tell(connection, error)
         return False

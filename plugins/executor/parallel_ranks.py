@@ -202,17 +202,24 @@ def _end(
             process.join()
     for connection in connections:
         connection.close()
-    shutil.rmtree(folder, ignore_errors=True)
+    remove([folder])
 
 
-def leave_with_parent() -> None:
+def leave_with_parent(folders: Sequence[str]) -> None:
     """End this process, at once, when the one that started it ends: it may be stuck in a collective
-    that nobody will join."""
+    that nobody will join. folders: what that one leaves behind, and is removed then."""
     parent = multiprocessing.parent_process()
     if parent is not None:
 
         def watch() -> None:
             wait([parent.sentinel])
+            remove(folders)
             os._exit(1)
 
         threading.Thread(target=watch, name="parent", daemon=True).start()
+
+
+def remove(folders: Sequence[str]) -> None:
+    """Remove what is there of them: other ranks may be at it, too."""
+    for folder in folders:
+        shutil.rmtree(folder, ignore_errors=True)
