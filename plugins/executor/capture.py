@@ -14,9 +14,8 @@ from plugins.executor.sampling import SamplingKernels
 
 def num_graphs(state: DeviceState, largest: int, layered: bool) -> int:
     """Whole launches that `capture_graphs` captures at most. layered: it has an `enter`."""
-    decodes = (1 + (state.sharing is not None)) * len(graph_sizes(largest))
     sizes = state.padding.sizes if layered and state.padding is not None else []
-    return decodes + len(mixed_sizes(sizes))
+    return (1 + (state.sharing is not None)) * (len(graph_sizes(largest)) + len(mixed_sizes(sizes)))
 
 
 @torch.inference_mode()
@@ -48,6 +47,7 @@ def capture_graphs(
         state.chunk_graphs = ChunkGraphs(model, state.pool, sizes, capture)
         state.chunk_graphs.capture(progress)
         if getattr(state.forward.backend, "extends_in_graph", False):
-            rows = state.pool.pad_row, capture
-            state.mixed_graphs = MixedGraphs(state.forward, sizes, largest, *rows)
-            state.mixed_graphs.capture(progress)
+            for shares in kinds:
+                place = largest, state.pool.pad_row, capture, shares
+                mixed = state.mixed_graphs[shares] = MixedGraphs(state.forward, sizes, *place)
+                mixed.capture(progress)

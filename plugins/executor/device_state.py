@@ -27,7 +27,8 @@ class DeviceState:
     """All that a layout sizes. padding: None = launches stay as they are. sharing: None where it is
     of no use to know. graphs: of launches of one-token rows, by whether these share a
     prefix; none where they cannot be or are not wanted, and why_not says so. mixed_graphs: of other
-    launches, chunk_graphs: of what lies between their attentions, None = there are none."""
+    launches, likewise; chunk_graphs: of what lies between their attentions, None = there are
+    none."""
 
     pool: KVPool
     rows: SamplingRows
@@ -37,7 +38,7 @@ class DeviceState:
     sharing: SharedPages | None = None
     graphs: dict[bool, DecodeGraphs] = field(default_factory=dict)
     chunk_graphs: ChunkGraphs | None = None
-    mixed_graphs: MixedGraphs | None = None
+    mixed_graphs: dict[bool, MixedGraphs] = field(default_factory=dict)
     why_not: str = ""
 
     def shares_prefix(self, launch: Launch) -> bool:
@@ -56,7 +57,7 @@ class DeviceState:
     def mixed_for(self, launch: Launch, num_tokens: int, shares_prefix: bool) -> MixedGraphs | None:
         """Graphs that can stand for any other launch of so many tokens, padding included, None =
         there are none."""
-        graphs = None if shares_prefix else self.mixed_graphs
+        graphs = self.mixed_graphs.get(shares_prefix and launch.num_decode_rows >= SHARED_ROWS)
         return graphs if graphs is not None and graphs.takes(launch, num_tokens) else None
 
 

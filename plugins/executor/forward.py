@@ -68,13 +68,20 @@ class Forward:
         return self._read(model.score(*states, logits_rows))
 
     def states(
-        self, token_ids: Tensor, inputs: dict[str, Tensor], ones: int, chunks: int
+        self,
+        token_ids: Tensor,
+        inputs: dict[str, Tensor],
+        ones: int,
+        chunks: int,
+        shares_prefix: bool,
     ) -> tuple[Tensor, Tensor]:
         """All layers of a launch with room for so many rows of one token and of several: what
         `score` takes. It reads nothing but tensors (see MixedGraphs), so it may be captured."""
         model: Any = self.model  # a LayeredModel
         lens = [1] * (ones + chunks)  # graph-safe kernels read only how many
-        step, plan = self._plan(inputs, lens, lens, ones, in_graph=True)
+        step, plan = self._plan(
+            inputs, lens, lens, ones, in_graph=True, shares_prefix=shares_prefix
+        )
         rows = ones, chunks > 0
         attend = LaunchAttention(self.pool, self.backend, step.slots, plan, *rows, in_graph=True)
         hidden, shared = model.embed(token_ids, inputs["positions"])

@@ -34,7 +34,7 @@ CHUNKS = 31
 
 LAYER_S = 200e-6
 """About what a layer takes the host if it is launched by itself. A graph that takes the device
-longer, without a context to read, is not kept."""
+longer, without a context to read, is not worth it."""
 
 CONTEXT = 8192
 """Tokens of a chunk's row, at most: the graph's kernel does not divide a tile's keys."""
@@ -59,12 +59,19 @@ class Sized:
 
 class MixedGraphs:
     """Graphs of `forward` at those of `sizes` (tokens, ascending) that are worth it. most_rows: of
-    a launch. pad_row: table row of the padding. capture: how a function is captured."""
+    a launch. pad_row: table row of the padding. capture: how a function is captured. shares_prefix:
+    of the one-token rows."""
 
     def __init__(
-        self, forward: Forward, sizes: list[int], most_rows: int, pad_row: int, capture: Capture
+        self,
+        forward: Forward,
+        sizes: list[int],
+        most_rows: int,
+        pad_row: int,
+        capture: Capture,
+        shares_prefix: bool = False,
     ) -> None:
-        self._forward, self._capture = forward, capture
+        self._forward, self._capture, self._shares = forward, capture, shares_prefix
         self._most_rows, self._pad_row = most_rows, pad_row
         self._wanted = mixed_sizes(sizes)
         self._captured: dict[int, Sized] = {}
@@ -82,10 +89,10 @@ class MixedGraphs:
         return sorted(self._captured)
 
     def capture(self, progress: bool) -> None:
-        """Capture every size, the largest first: the others fit into its memory."""
+        """Capture sizes from the smallest on, while they are worth it."""
         limit_s = LAYER_S * self._forward.model.num_layers
         with Progress(console=Console(stderr=True), transient=True, disable=not progress) as bar:
-            for size in bar.track(self._wanted[::-1], description="CUDA graphs of mixed launches"):
+            for size in bar.track(self._wanted, description="CUDA graphs of mixed launches"):
                 try:
                     sized = self._sized(size)
                 except Exception as error:
@@ -93,8 +100,9 @@ class MixedGraphs:
                         f"while capturing {size} tokens; executor.graphs=off does without"
                     )
                     raise
-                if replay_seconds(sized.graph, self._device) <= limit_s:
-                    self._captured[size] = sized
+                if replay_seconds(sized.graph, self._device) > limit_s:
+                    break  # larger ones take longer
+                self._captured[size] = sized
 
     def takes(self, launch: Launch, size: int) -> bool:
         """Whether a graph of `size` tokens, padding included, can stand for the launch, and is
@@ -144,7 +152,7 @@ class MixedGraphs:
         lens[:room], lens[room:], begins[:] = 1, 0, size
         given = dict(zip(FIELDS, (*tokens, rows, lens, begins), strict=True))
         graph, (hidden, delta) = self._capture(
-            lambda: self._forward.states(token_ids, given, room, CHUNKS)
+            lambda: self._forward.states(token_ids, given, room, CHUNKS, self._shares)
         )
         return Sized(room, token_ids, others, graph, borrowed(hidden), borrowed(delta))
 

@@ -220,8 +220,8 @@ class TorchExecutor:
             sizes = {names[shares]: graphs.sizes for shares, graphs in state.graphs.items()}
             if state.chunk_graphs is not None:
                 sizes["sizes_of_chunks"] = state.chunk_graphs.sizes
-            if state.mixed_graphs is not None:
-                sizes["sizes_of_mixed"] = state.mixed_graphs.sizes
+            for shares, mixed in state.mixed_graphs.items():
+                sizes["sizes_of_mixed_shared" if shares else "sizes_of_mixed"] = mixed.sizes
             if state.padding is not None:
                 sizes["sizes_of_tokens"] = state.padding.sizes
             facts["graphs"] = {"sizes": [], "why_not": state.why_not} | sizes

@@ -1,7 +1,8 @@
 """CUDA graphs of one-token launches: the tokens of launches without graphs, replayed while
 sequences grow, end and make room for others."""
 
-from functools import cache
+from dataclasses import replace
+from functools import cache, partial
 
 import numpy as np
 import pytest
@@ -14,7 +15,7 @@ from kernels.fused import FusedOps, FusedPaging
 from kernels.fused_sampling import FusedSampling
 from kernels.shared_prefix import SharedPrefix
 from kernels.split_kv import SplitKV
-from plugins.executor import mixed_graphs
+from plugins.executor import capture, device_state, mixed_graphs
 from plugins.model.loader import HuggingFaceModel
 from tests.plugins.executor.graph_run import make, rerun, serve
 from tests.plugins.executor.launch_driver import Driver
@@ -109,9 +110,10 @@ def test_replays_neither_wait_nor_allocate():
 MIXED_ROWS = 12
 
 
-def mixed_core(dtype, graphs, page_size=16):
+def mixed_core(dtype, graphs, page_size=16, **options):
     """Four rows decode while chunks come: a short prompt, two, and one in slices."""
-    core = Driver(executor(dtype, capture=None, graphs=graphs), page_size, MIXED_ROWS, 8192)
+    served = executor(dtype, capture=None, graphs=graphs, **options)
+    core = Driver(served, page_size, MIXED_ROWS, 8192)
     random = np.random.default_rng(3)
     for row, length in enumerate((700, 90, 5, 1)):
         core.start(row, random.integers(0, 128, length).tolist())
@@ -137,8 +139,7 @@ def mixed_core(dtype, graphs, page_size=16):
 def test_mixed_launches_as_one_graph_give_the_same_tokens(page_size):
     whole = mixed_core("float32", "auto", page_size)
     assert mixed_core("float32", "off", page_size).outputs == whole.outputs
-    graphs = whole.executor._state.mixed_graphs
-    assert graphs.sizes, "some are worth it"
+    assert whole.executor._state.mixed_graphs[False].sizes, "some are worth it"
 
 
 @pytest.mark.filterwarnings("ignore:Synchronization debug mode is a prototype")
@@ -148,8 +149,9 @@ def test_mixed_launches_neither_wait_nor_allocate():
     core.release(9)
     core.start(9, list(range(40)))
     taken = []
-    run = core.executor._state.mixed_graphs.run
-    core.executor._state.mixed_graphs.run = lambda *args: taken.append(1) or run(*args)
+    graphs = core.executor._state.mixed_graphs[False]
+    run = graphs.run
+    graphs.run = lambda *args: taken.append(1) or run(*args)
     torch.cuda.set_sync_debug_mode("error")
     try:
         core.launch(*ones[:9], (9, 40))
@@ -157,3 +159,43 @@ def test_mixed_launches_neither_wait_nor_allocate():
         torch.cuda.set_sync_debug_mode("default")
     core.collect()
     assert taken
+
+
+def test_mixed_launches_whose_rows_share_a_prefix(monkeypatch):
+    """One graph with the kernel that reads it once, against launches without graphs."""
+    monkeypatch.setattr(capture, "SHARED_ROWS", 2)
+    monkeypatch.setattr(device_state, "SHARED_ROWS", 2)
+    outputs, taken = [], []
+    for graphs in ("auto", "off"):
+        kernel = DECODES["shared_prefix"]()
+        core = Driver(
+            executor(capture=None, graphs=graphs, shared=kernel), 16, MIXED_ROWS, num_tokens=8192
+        )
+        state, random = core.executor._state, np.random.default_rng(4)
+        state.sharing.forced = True
+        prompt = random.integers(0, 128, 64).tolist()
+        core.start(0, prompt)
+        core.step((0, 64))
+        for row in (1, 2, 3):
+            core.start(row, [*prompt, row])
+            core.pages[row], core.computed[row] = core.pages[0][:4], 64
+            core.alter = partial(shared_pages, core, row)
+            core.step((row, 1))
+        core.alter = None
+        if graphs == "auto":
+            run = state.mixed_graphs[True].run
+            state.mixed_graphs[True].run = lambda *args, run=run: taken.append(1) or run(*args)
+        for row in (4, 5):
+            core.start(row, random.integers(0, 128, 90).tolist())
+            core.step(*((one, 1) for one in range(row)), (row, 40))
+            core.step(*((one, 1) for one in range(row)), (row, 50))
+        outputs.append(core.outputs)
+    assert outputs[0] == outputs[1]
+    assert len(taken) == 4
+
+
+def shared_pages(core, row, launch):
+    """The launch with a row's first pages in the block table: those of row 0."""
+    first = [(row, index, page) for index, page in enumerate(core.pages[0][:4])]
+    updates = np.concatenate([np.array(first, np.int32), launch.table_updates])
+    return replace(launch, table_updates=updates)

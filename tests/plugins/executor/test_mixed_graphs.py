@@ -6,7 +6,7 @@ import torch
 
 from kernels.declare import Capabilities, declare
 from kernels.torch_reference import paged_extend
-from plugins.executor import mixed_graphs
+from plugins.executor import device_state, mixed_graphs
 from plugins.executor.device_state import DeviceState
 from plugins.executor.mixed_graphs import CHUNKS, MixedGraphs
 from plugins.executor.padding import Padding
@@ -46,8 +46,8 @@ def with_graphs(model, graphs="off", sizes=SIZES, capture=rerun):
         state = executor._state
         state.padding = Padding(2048)
         rows = layout.num_rows, state.pool.pad_row
-        state.mixed_graphs = MixedGraphs(state.forward, sizes, *rows, capture)
-        state.mixed_graphs.capture(progress=False)
+        mixed = state.mixed_graphs[False] = MixedGraphs(state.forward, sizes, *rows, capture)
+        mixed.capture(progress=False)
 
     executor.prepare = prepare_and_capture
     return executor
@@ -62,7 +62,7 @@ def test_tokens_equal_those_without(tiny, graphs, overlap):
 
     @torch.inference_mode()
     def launch_over_junk(one):
-        found = executor._state.mixed_graphs
+        found = executor._state.mixed_graphs[False]
         size = executor._state.padding(len(one.token_ids))
         taken.append((found.takes(one, size), one.num_decode_rows < len(one.row_ids)))
         for given in (found._token_ids, found._others):
@@ -74,7 +74,9 @@ def test_tokens_equal_those_without(tiny, graphs, overlap):
     plain = serve(make(tiny(), graphs="off", decode=device_decode), rounds=1)
     assert whole.served == plain.served
     assert taken.count((True, True)) >= 3, "launches with chunks"
-    replays = sum(one.graph.replays for one in executor._state.mixed_graphs._captured.values())
+    replays = sum(
+        one.graph.replays for one in executor._state.mixed_graphs[False]._captured.values()
+    )
     alone = 0 if graphs == "on" else taken.count((True, False))
     assert replays == taken.count((True, True)) + alone
 
@@ -84,7 +86,7 @@ def graphs(tiny):
     """Graphs of a model in an executor, and a launch's verdict."""
     executor = with_graphs(tiny())
     serve(executor, rounds=0)
-    return executor._state.mixed_graphs
+    return executor._state.mixed_graphs[False]
 
 
 def launch_of(*parts):
@@ -117,13 +119,13 @@ def test_leaves_long_contexts_and_much_work_to_other_kernels(graphs):
 
 
 def test_keeps_no_graph_that_takes_the_device_longer_than_the_host(tiny, monkeypatch):
-    times = iter([1.0, 1e-3, 1e-4, 1e-5, 1e-6])
+    times = iter([1e-6, 1e-5, 1e-4, 1e-3])
     monkeypatch.setattr(mixed_graphs, "replay_seconds", lambda graph, device: next(times))
     executor = with_graphs(tiny())
     serve(executor, rounds=0)
     layers = executor.model.num_layers
     assert 1e-3 > layers * mixed_graphs.LAYER_S > 1e-4
-    assert executor._state.mixed_graphs.sizes == SIZES[:3]
+    assert executor._state.mixed_graphs[False].sizes == SIZES[:3]
 
 
 def test_lay_out_pads_rows_and_keeps_the_rest(graphs):
@@ -151,13 +153,24 @@ def test_a_size_that_fails_says_so(tiny):
 
     with pytest.raises(RuntimeError) as failure:
         serve(with_graphs(tiny(), capture=broken), rounds=0)
-    said = "while capturing 128 tokens; executor.graphs=off does without"
+    said = "while capturing 16 tokens; executor.graphs=off does without"
     assert failure.value.__notes__[0] == said
 
 
-def test_a_prefix_that_rows_share_is_left_to_kernels_that_read_it_once(graphs):
-    forward, launch = graphs._forward, launch_of((9, 1), (0, 5))
-    state = DeviceState(forward.pool, None, None, forward, mixed_graphs=graphs)
+def test_rows_that_share_a_prefix_have_graphs_of_their_own(graphs, monkeypatch):
+    monkeypatch.setattr(device_state, "SHARED_ROWS", 3)
+    forward, launch = graphs._forward, launch_of((9, 1), (9, 1), (9, 1), (0, 5))
+    state = DeviceState(forward.pool, None, None, forward, mixed_graphs={False: graphs})
     assert state.mixed_for(launch, 16, shares_prefix=False) is graphs
     assert state.mixed_for(launch, 16, shares_prefix=True) is None
+    assert state.mixed_for(launch_of((9, 1), (0, 5)), 16, shares_prefix=True) is graphs, "too few"
     assert state.mixed_for(launch, 17, shares_prefix=False) is None
+    sharing = MixedGraphs(forward, SIZES, 12, graphs._pad_row, rerun, shares_prefix=True)
+    seen = []
+    plan = forward.backend.plan
+    monkeypatch.setattr(forward.backend, "plan", lambda batch: seen.append(batch) or plan(batch))
+    with torch.inference_mode():
+        sharing.capture(progress=False)
+    assert {(batch.shares_prefix, batch.in_graph) for batch in seen} == {(True, True)}
+    state.mixed_graphs[True] = sharing
+    assert state.mixed_for(launch, 16, shares_prefix=True) is sharing
