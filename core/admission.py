@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 from functools import partial
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -120,25 +121,13 @@ class Admission:
         state, memory = self._state, self._state.memory
         running = state.table.view(state.running)
         promised = -(-(running.known + running.in_flight) // memory.page_size) - running.pages_held
-        query = AdmissionQuery(
-            candidate=state.table.view(np.array([sequence.slot])),
-            cached_tokens=look.cached_tokens,
-            pages_needed=look.pages_needed,
-            pages_at_most=look.pages_at_most,
-            pages_free=memory.ledger.num_free,
-            pages_evictable=look.pages_evictable,
-            pages_promised=int(np.maximum(promised, 0).sum()),
-            pages_reserved_at_once=look.pages_reserved,
-            pool_pages=memory.ledger.num_pages,
-            page_size=memory.page_size,
-            allocatable=memory.allocatable,
-            request=state.shown,
-            running=running,
-            waiting=len(state.waiting),
-            now_s=state.now_s,
-            step=step,
-            step_time=state.step_time,
-        )
+        candidate = state.table.view(np.array([sequence.slot]))
+        needs = look.cached_tokens, look.pages_needed, look.pages_at_most
+        supply = memory.ledger.num_free, look.pages_evictable
+        promises = int(np.add.reduce(np.maximum(promised, 0))), look.pages_reserved
+        pool: Any = memory.ledger.num_pages, memory.page_size, memory.allocatable, state.shown
+        facts: Any = running, len(state.waiting), state.now_s, step, state.step_time
+        query = AdmissionQuery(candidate, *needs, *supply, *promises, *pool, *facts)
         decision, plugin = state.hooks.decide("decide_admission", query)
         if not isinstance(decision.verdict, Verdict):
             raise PolicyError(

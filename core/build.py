@@ -39,7 +39,10 @@ def build_engine(
     attention = partial(hooks.build, "build_attention")
     query = queries.ExecutorQuery(config, seed, clock, model, attention, progress)
     executor: Executor = hooks.build("build_executor", query)
-    max_model_len = _model_len(config, executor)
+    longest = executor.max_model_len
+    max_model_len = longest if config.max_model_len is None else config.max_model_len
+    within = max_model_len <= longest
+    require(within, "engine.max_model_len", f"<= the model's {longest}", max_model_len)
     tokens = PROBE_TOKENS if config.pool_tokens == AUTO else int(config.pool_tokens)
     pool = queries.AllocatorQuery(tokens, max_model_len)
     allocator: Allocator = hooks.build("build_allocator", pool)
@@ -63,11 +66,3 @@ def build_engine(
     facts = executor.vocab_size, max_model_len, executor.end_token_ids, contains_faults
     state = EngineState(*parts, *facts)
     return Engine(state, executor, sinks or [], record_rows)
-
-
-def _model_len(config: EngineConfig, executor: Executor) -> int:
-    length, longest = config.max_model_len, executor.max_model_len
-    if length is None:
-        return longest
-    require(length <= longest, "engine.max_model_len", f"<= the model's {longest}", length)
-    return length

@@ -16,11 +16,11 @@ from core.pack import end_token_ids
 from core.records import StepRecord
 from core.request import SLOT_MASK, FinishReason, Sequence
 from core.state import CORE, EngineState
-from core.table import EndTokens, State
+from core.table import EndTokens, State, some
 
 Ids = NDArray[np.int64]
 Tokens = NDArray[np.int32]
-Got = tuple[Collection[Sequence], Tokens, int]  # whose tokens came, these, StepEvent.num_late
+Got = tuple[Collection[Sequence], Tokens, int]  # whose tokens came, the last, StepEvent.num_late
 
 
 @dataclass(slots=True, eq=False)
@@ -31,7 +31,6 @@ class InFlight:
     ids: Ids
     ends: Tokens  # tokens that each row has computed after it
     record: StepRecord
-    first: Tokens | None = None  # of steps that went in one all but the last, committed before
     unsampled: list[Sequence] = field(default_factory=list)  # who end with it, without a token
 
 
@@ -52,9 +51,9 @@ class Committer:
         # Who wants no token at all ends with its prompt.
         ending = (launched >= limit) & (launch.samples | (ends >= limit))
         filled = (launch.num_tokens > 1) | (ends == prompt)
-        if launch.each is not None and launch.num_decode_rows < len(ids):
-            times = len(launch.each) - bool(np.count_nonzero(ending))  # ends come before slices
-            self._publish_slices(launch, launch.each[:times], ids)
+        if (repeats := launch.repeats) is not None and launch.num_decode_rows < len(ids):
+            self._publish_slices(launch, repeats.each[: repeats.turn], ids)
+            filled &= repeats.turn == len(repeats.each)
         for index in (ending | filled).nonzero()[0].tolist():
             sequence = table.get(int(ids[index]))
             if sequence is None or table.state[sequence.slot] != State.RUNNING:
@@ -80,10 +79,15 @@ class Committer:
 
     def take_first(self, entry: InFlight, result: LaunchResult) -> None:
         """The tokens of steps that went in one, all but the last: nobody ends before it."""
-        ids, ends_s = entry.ids[: entry.launch.num_decode_rows], result.ends_s
-        assert ends_s is not None, "the first of two results has a time for each step"
-        entry.first = result.tokens.reshape(len(ids), len(ends_s))
-        self._take_in(ids, entry.first, ends_s, entry.record.step)
+        repeats, num, tokens = entry.launch.repeats, entry.launch.num_decode_rows, result.tokens
+        assert repeats is not None, "the first of two results is of a launch that repeats"
+        for ids, before in ((entry.ids[:num], 0), (entry.ids[num:], repeats.turn - 1)):
+            ends_s = repeats.ends_s[before:-1]
+            size = len(ids) * len(ends_s)
+            own, tokens = tokens[:size], tokens[size:]
+            if len(own):
+                streams = own.reshape(len(ids), len(ends_s))
+                self._take_in(ids, streams, ends_s, entry.record.step + before)
 
     def _take_in(
         self, sampled: Ids, streams: Tokens, ends_s: NDArray[np.float64], step: int
@@ -92,13 +96,13 @@ class Committer:
         which of them still live, and these. Late tokens of an ended one are dropped."""
         table, num, slots = self._state.table, len(ends_s), sampled & SLOT_MASK
         alive = table.id[slots] == sampled
-        if np.count_nonzero(alive) < len(alive):
+        if some(~alive):
             slots, streams = slots[alive], streams[alive]
         sequences = list(map(table.at, slots.tolist()))
         table.known[slots] += num
         table.in_flight[slots] -= num
         table.last_token[slots] = streams[:, -1]
-        table.recent.append(slots, sequences, streams, ends_s, np.arange(step, step + num))
+        table.recent.append(slots, sequences, streams, ends_s, step)
         return alive, sequences
 
     def commit(self, entry: InFlight, result: LaunchResult) -> Got:
@@ -124,12 +128,9 @@ class Committer:
             if table.get(sequence.id) is sequence:
                 record.note(sequence.key, "finished", CORE, FinishReason.length.value)
                 state.finish(sequence, FinishReason.length)
-        if entry.first is not None:
-            first = entry.first[alive[: len(entry.first)]]
-            num_late, latest = len(tokens) - len(first), tokens[: len(first), None]
-            both = np.concatenate((first, latest), axis=1)
-            tokens = np.concatenate((both.ravel(), tokens[len(first) :]))
-        record.sampled_tokens = len(tokens)
+        if record.steps > 1:  # then all one-token rows sample
+            num_late = int(np.count_nonzero(alive[launch.num_decode_rows :]))
+        record.sampled_tokens = len(tokens) * record.steps - num_late * (record.slices - 1)
         return sequences, tokens, num_late
 
     def _finish(
@@ -138,7 +139,7 @@ class Committer:
         """End who is done with its latest token; who waits has a new one."""
         state, table = self._state, self._state.table
         states, stops = table.state[slots], self._stops(sequences, slots, tokens)
-        if np.count_nonzero((states == State.RUNNING) & ~stops) == len(states):
+        if not some((states != State.RUNNING) | stops):
             return
         for index in (stops | (states == State.DRAINING)).nonzero()[0].tolist():
             sequence = sequences[index]

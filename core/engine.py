@@ -250,8 +250,7 @@ class Engine:
         return [(*s.key, n) for s, n in zip(sequences, rows.total.tolist(), strict=True)]
 
     def _measure(self, record: StepRecord) -> None:
-        state, ledger = self.state, self.state.memory.ledger
-        size = state.memory.page_size
+        state, ledger, size = self.state, self.state.memory.ledger, self.state.memory.page_size
         table, running = state.table, state.running
         record.waiting, record.running = len(state.waiting), len(state.running)
         record.pages_free, record.pages_tree = ledger.num_free, ledger.num_tree

@@ -37,21 +37,14 @@ def _check_references(state: EngineState) -> None:
     tables = [memory.pages_of(sequence) for sequence in state.table.live()]
     held = np.concatenate(tables) if tables else np.empty(0, np.int32)
     counted = np.bincount(held, minlength=ledger.num_pages + 1)
-    wrong = np.flatnonzero(counted != ledger.refs)
-    if len(wrong):
-        page = int(wrong[0])
-        raise InvariantError(
-            f"page {page}: {ledger.refs[page]} references, {counted[page]} holders"
-        )
+    for page in np.flatnonzero(counted != ledger.refs)[:1].tolist():
+        _equal(f"references to page {page} and its holders", ledger.refs[page], counted[page])
     owned = ledger.classes == PageClass.REQUEST
-    if (ledger.refs[owned] < 1).any():
-        raise InvariantError("a page owned by requests has no holder")
+    _equal("pages owned by requests without a holder", int((ledger.refs[owned] < 1).sum()), 0)
     _equal("references to request pages", ledger.request_refs, int(ledger.refs[owned].sum()))
     used = int(((ledger.classes == PageClass.TREE) & (ledger.refs > 0)).sum())
-    if memory.cache.num_evictable > ledger.num_tree - used:
-        raise InvariantError(
-            f"evictable pages: {memory.cache.num_evictable} of {ledger.num_tree}, {used} in use"
-        )
+    most = ledger.num_tree - used
+    _equal("evictable pages in use", max(memory.cache.num_evictable - most, 0), 0)
 
 
 def _check_sequences(state: EngineState) -> None:
@@ -72,8 +65,8 @@ def _check_sequences(state: EngineState) -> None:
         if now == State.RUNNING:
             room = int(table.pages_held[slot]) * memory.page_size
             most = min(room, known + int(table.in_flight[slot]))
-            if (have := table.computed[slot]) > most:
-                raise InvariantError(f"sequence {sequence.id}: computed {have} of {most}")
+            beyond = max(int(table.computed[slot]) - most, 0)
+            _equal(f"sequence {sequence.id} computed tokens beyond {most}", beyond, 0)
     _equal("live handles on the cache", memory.cache.num_handles, handles)
     listed = sum(len(live.sequences) for live in state.live.values())
     _equal("sequences of live requests", listed, len(table))
@@ -82,9 +75,8 @@ def _check_sequences(state: EngineState) -> None:
 def _check_idle(state: EngineState, in_flight: list[NDArray[np.int64]]) -> None:
     if state.live or in_flight:
         return
-    memory = state.memory
-    free = memory.ledger.num_free + memory.ledger.num_tree
-    _equal("idle: free + cached pages", free, memory.ledger.num_pages)
+    memory, ledger = state.memory, state.memory.ledger
+    _equal("idle: free + cached pages", ledger.num_free + ledger.num_tree, ledger.num_pages)
     _equal("idle: evictable pages", memory.cache.num_evictable, memory.cache.num_pages)
     _equal("idle: rows in use", memory.rows.in_use, 0)
     _equal("idle: waiting", len(state.waiting), 0)

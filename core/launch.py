@@ -10,6 +10,7 @@ from core.request import SamplingParams
 
 Int32 = NDArray[np.int32]
 Int64 = NDArray[np.int64]
+Floats = NDArray[np.float64]
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,6 +45,31 @@ class RowSetup:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
+class Repeats:
+    """How often a launch runs, and when: what an executor's `forecast` told.
+
+    each int32 [times, num_rows]: tokens that a row has computed after each time; ends_s, lasts_s
+    float64 [times]: when that is, and how long after the end before, or after the plan. One-token
+    rows sample each time; the others, whose prompts end together, from the `turn`-th time on (1 <=
+    turn <= times; times: in the last, or not yet). Up to then no one-token row reaches its limit.
+    """
+
+    each: Int32
+    ends_s: Floats
+    lasts_s: Floats
+    turn: int
+
+    def until(self, times: int) -> "Repeats":
+        """The first so many times."""
+        ends_s, lasts_s = self.ends_s[:times], self.lasts_s[:times]
+        return Repeats(self.each[:times], ends_s, lasts_s, min(self.turn, times))
+
+    def mean(self, levels: NDArray[Any]) -> float:
+        """Of a level at each time, over their time."""
+        return float(levels @ self.lasts_s) / float(np.add.reduce(self.lasts_s))
+
+
+@dataclass(frozen=True, slots=True, eq=False)
 class Launch:
     """One step's device work. Launches run in order on one stream; rows with one token come first.
 
@@ -54,10 +80,8 @@ class Launch:
     samples: bool [num_rows]: the row ends at its last known token and yields one new token, drawn
     for output position first_position + num_tokens - prompt_len. num_decode_rows: rows [0,
     num_decode_rows) have one token each. table_updates: int32 [num_updates, 3] of (row, page index,
-    page id), applied after `setups`, before use. each int32
-    [times, num_rows], ends_s: only for an executor whose `forecast` told them: it runs several
-    times, until a row has computed so many tokens. It has two results then: of the one-token rows,
-    which sample each time, all times but the last; and of the last, where only a prompt may end."""
+    page id), applied after `setups`, before use. repeats: only for an executor with a `forecast`:
+    it runs several times, and has two results: of all times but the last, and of the last."""
 
     launch_id: int
     row_ids: Int32
@@ -69,8 +93,7 @@ class Launch:
     num_decode_rows: int
     table_updates: Int32
     setups: tuple[RowSetup, ...]
-    each: Int32 | None = None
-    ends_s: NDArray[np.float64] | None = None
+    repeats: Repeats | None = None
 
 
 def reads(first: Int32, each: Int32) -> tuple[Int64, Int64, Int64]:
@@ -97,7 +120,8 @@ class TokenLogprobs:
 @dataclass(frozen=True, slots=True, eq=False)
 class LaunchResult:
     """What a launch yielded. tokens int32 [samples.sum()], in row order; the first result of one
-    that repeats has k of each one-token row, got at ends_s [k].
+    that repeats has those of each row one after the other: times - 1 of one-token rows, times -
+    turn of the others.
 
     errors: row index in the launch -> why its logits hold no token; its request fails, and nothing
     else of that row counts. logprobs: index into tokens -> entry, for rows that asked.
@@ -114,5 +138,4 @@ class LaunchResult:
     logprobs: dict[int, TokenLogprobs] = field(default_factory=dict)
     prompt_logprobs: dict[int, list[TokenLogprobs]] = field(default_factory=dict)
     graph_rows: int = 0
-    ends_s: NDArray[np.float64] | None = None
     attention: dict[str, Any] = field(default_factory=dict)

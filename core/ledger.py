@@ -4,6 +4,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from core.errors import InvariantError
+from core.table import some
 
 Pages = NDArray[np.int32]
 
@@ -48,7 +49,7 @@ class PageLedger:
     def share(self, pages: Pages) -> None:
         """One more sequence uses `pages`."""
         classes = self._bounded.take(pages, mode="clip")
-        if np.count_nonzero(classes >= PageClass.TREE) < len(pages):
+        if some(classes < PageClass.TREE):
             raise InvariantError(f"shared pages that nobody owns: {self._named(pages)}")
         self.refs[pages] += 1
         self.request_refs += int(np.count_nonzero(classes == PageClass.REQUEST))
@@ -56,7 +57,7 @@ class PageLedger:
     def drop(self, pages: Pages) -> Pages:
         """A sequence lets go of `pages`; returns those that became FREE."""
         left = self.refs[pages] - 1
-        if np.count_nonzero(left < 0):
+        if some(left < 0):
             named = self._named(pages[left < 0])
             raise InvariantError(f"pages dropped more often than used: {named}")
         self.refs[pages] = left
@@ -89,7 +90,7 @@ class PageLedger:
     def _require(self, pages: Pages, owner: int, who: str) -> None:
         """Raise InvariantError, changing nothing, unless `pages` are distinct ids of a class."""
         wrong = self._bounded.take(pages, mode="clip") != owner
-        if np.count_nonzero(wrong):
+        if some(wrong):
             named = self._named(pages[wrong])
             raise InvariantError(f"{who} pages that are not {PageClass.NAMES[owner]}: {named}")
         if len(set(pages.tolist())) < len(pages):

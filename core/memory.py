@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 from core.block_table import BlockTable, Int32
 from core.errors import ConfigError, InvariantError
 from core.keys import page_keys
+from core.launch import Repeats
 from core.ledger import PageClass, PageLedger
 from core.protocols import Allocator, PrefixCache, PrefixMatch
 from core.request import Sequence
@@ -120,14 +121,14 @@ class KVMemory:
 
     def pages_short(self, slots: Slots, num_tokens: NDArray[np.int32]) -> NDArray[np.int32]:
         """Pages that each row lacks to compute `num_tokens` more, int32."""
-        ends = self._table.computed[slots] + num_tokens
-        needed: NDArray[np.int32] = -(-ends // self.page_size) - self._table.pages_held[slots]
+        ends = self._table.computed[slots] + num_tokens + np.int32(self.page_size - 1)
+        needed: NDArray[np.int32] = ends // self.page_size - self._table.pages_held[slots]
         return np.maximum(needed, 0)
 
-    def grow(self, slots: Slots, num_tokens: Int32, each: Int32 | None = None) -> list[float]:
-        """Append the pages that `slots` lack for `num_tokens` more, the supply must hold them. each
-        [steps, n]: tokens after each of several steps, for which they are evicted one by one.
-        Returns pages taken after a step, and how many of those were free until then: means."""
+    def grow(self, slots: Slots, num_tokens: Int32, repeats: Repeats | None = None) -> list[float]:
+        """Append the pages that `slots` lack for `num_tokens` more, the supply must hold them; for
+        several steps they are evicted one by one. Returns pages taken after a step, and how many of
+        those were free until then: means."""
         later, counts = [0.0, 0.0], self.pages_short(slots, num_tokens)
         growing = counts.nonzero()[0]
         if len(growing) == 0:
@@ -135,11 +136,10 @@ class KVMemory:
         slots, counts = slots[growing], counts[growing]
         last = np.add.accumulate(counts)
         total = int(last[-1])
-        if each is not None:
-            taken = np.add.reduce(self.pages_short(slots, each[:, growing]), axis=1)
+        if repeats is not None:
+            taken = np.add.reduce(self.pages_short(slots, repeats.each[:, growing]), axis=1)
             left = np.maximum(self.ledger.num_free - taken, 0)
-            means = [float(np.add.reduce(one)) / len(each) for one in (taken, left)]
-            later = [total - means[0], means[1] - int(left[-1])]
+            later = [total - repeats.mean(taken), repeats.mean(left) - int(left[-1])]
             self._evict([total] if self.cache.evicts_evenly else taken.tolist())
         pages = self._allocate(total)
         if pages is None:

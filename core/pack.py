@@ -34,31 +34,21 @@ class Packer:
         ends = first + rows.total
         known, in_flight = table.known[rows.slots], table.in_flight[rows.slots]
         feedback = ends > known
-        times = 1 if rows.each is None else len(rows.each)
-        further = ~chunks * np.int32(times - 1) if times > 1 else np.int32(0)  # earlier samples
-        due = known + in_flight + further
+        times = 1 if rows.repeats is None else len(rows.repeats.each)
+        due = known + in_flight
+        further = np.maximum(ends - due, 0) if times > 1 else np.int32(0)  # earlier samples
+        due += further
         samples = (ends == due) & (due < table.length_limit[rows.slots])
         row_ids = table.row[rows.slots]
-        fresh = (
-            [one for one in rows.slots.tolist() if one in memory.opened] if memory.opened else []
-        )
+        fresh = [s for s in rows.slots.tolist() if s in memory.opened] if memory.opened else []
         memory.opened.difference_update(fresh)
-        held = table.pages_held[rows.slots]
-        updates = memory.rows.updates(row_ids, held) if self._computes else _NONE
-        launch = Launch(
-            launch_id=self.next_id,
-            row_ids=row_ids,
-            first_positions=first,
-            num_tokens=rows.num_tokens,
-            token_ids=self._token_ids(rows, first, feedback) if self._computes else _NONE,
-            feedback=feedback,
-            samples=samples,
-            num_decode_rows=len(row_ids) - num_chunks,
-            table_updates=updates,
-            setups=tuple([self._setup(table.at(slot)) for slot in fresh]),
-            each=rows.each,
-            ends_s=rows.ends_s,
-        )
+        setups, token_ids, updates = tuple([self._setup(table.at(s)) for s in fresh]), _NONE, _NONE
+        if self._computes:
+            token_ids = self._token_ids(rows, first, feedback)
+            updates = memory.rows.updates(row_ids, table.pages_held[rows.slots])
+        arrays = row_ids, first, rows.num_tokens, token_ids, feedback, samples
+        facts = len(row_ids) - num_chunks, updates, setups, rows.repeats
+        launch = Launch(self.next_id, *arrays, *facts)
         self.next_id += 1
         table.computed[rows.slots] = ends
         table.in_flight[rows.slots] = in_flight + samples * (further + np.int32(1))
@@ -69,25 +59,29 @@ class Packer:
 
     def account(self, launch: Launch, rows: Rows, record: StepRecord) -> None:
         """Count the tokens of a launch that is on its way."""
-        table, decode_rows, first = (
-            self._state.table,
-            launch.num_decode_rows,
-            launch.first_positions,
-        )
+        table, first, repeats = self._state.table, launch.first_positions, launch.repeats
+        num_rows, decode_rows = len(rows.slots), launch.num_decode_rows
         record.decode_tokens = decode_rows * record.steps
         if np.count_nonzero(computed_max := table.computed_max[rows.slots]):
             again = np.clip(computed_max - first, 0, rows.total)
             record.recomputed_tokens = int(again.sum())
             table.recomputed_total[rows.slots] += again
-        if decode_rows == len(rows.slots):
+        if decode_rows == num_rows:
             further = decode_rows * record.steps * (record.steps + 1) // 2
             record.kv_tokens = record.attended = int(np.add.reduce(first)) * record.steps + further
         else:
-            each = rows.num_tokens[None] if rows.each is None else rows.each
+            each = rows.num_tokens[None] if repeats is None else repeats.each
             kv_tokens, attended, tokens = reads(first, each)
             record.kv_tokens, record.attended = int(kv_tokens.sum()), int(attended.sum())
+            if repeats is not None:
+                record.slices = repeats.turn
+                record.decode_tokens += (num_rows - decode_rows) * (record.steps - repeats.turn)
             record.prefill_tokens = int(tokens.sum()) - record.decode_tokens
-            record.last_prefill_tokens = int(tokens[-1]) - decode_rows
+            if record.slices in (0, record.steps):
+                record.last_prefill_tokens = int(tokens[-1]) - decode_rows
+        if repeats is not None:
+            done = np.add.reduce(repeats.each, axis=1)
+            record.later_tokens = int(done[-1]) - repeats.mean(done)
         table.computed_total[rows.slots] += rows.total
 
     def _token_ids(

@@ -1,6 +1,6 @@
 """The plan of a step: who runs and how many tokens, with pages reserved for every row."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -8,33 +8,35 @@ from numpy.typing import NDArray
 
 from core.admission import Admission, Admitted
 from core.errors import PolicyError
+from core.launch import Repeats
 from core.preemption import ask_victims, preempt
 from core.protocols import Executor
 from core.queries import BatchDecision, BatchQuery, Cause
 from core.records import StepRecord
 from core.request import SLOT_MASK, FinishReason
 from core.state import CORE, EngineState
-from core.table import State
+from core.table import State, some
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Rows:
-    """A step's rows: table slots int64 [n], tokens to compute int32 [n]; the rest as in Launch."""
+    """A step's rows: table slots int64 [n], tokens to compute int32 [n]; repeats as in Launch."""
 
     slots: NDArray[np.int64]
     num_tokens: NDArray[np.int32]
-    each: NDArray[np.int32] | None = None
-    ends_s: NDArray[np.float64] | None = None
+    repeats: Repeats | None = None
 
     @property
     def total(self) -> NDArray[np.int32]:
         """Tokens of each, however often it runs."""
-        return self.num_tokens if self.each is None else self.each[-1]
+        return self.num_tokens if self.repeats is None else self.repeats.each[-1]
 
     def keep(self, which: NDArray[Any]) -> "Rows":
         """The rows of a mask, or in the order of indices."""
-        each = None if self.each is None else self.each[:, which]
-        return Rows(self.slots[which], self.num_tokens[which], each, self.ends_s)
+        repeats = self.repeats
+        if repeats is not None:
+            repeats = replace(repeats, each=repeats.each[:, which])
+        return Rows(self.slots[which], self.num_tokens[which], repeats)
 
 
 class Planner:
@@ -53,9 +55,8 @@ class Planner:
         rows = self._fit(admitted, record)
         self._admission.confirm(admitted, record)
         if rows is not None:
-            rows = self._repeated(rows, until_s)
-            grown = self._state.memory.grow(rows.slots, rows.total, rows.each)
-            record.later_pages, record.later_free = grown
+            rows, grow = self._repeated(rows, until_s), self._state.memory.grow
+            record.later_pages, record.later_free = grow(rows.slots, rows.total, rows.repeats)
         return rows
 
     def _fit(self, admitted: list[Admitted], record: StepRecord) -> Rows | None:
@@ -90,12 +91,13 @@ class Planner:
         if ids.ndim != 1 or ids.shape != num_tokens.shape or len(ids) == 0:
             shapes = f"{ids.shape}, {num_tokens.shape}"
             raise PolicyError(f"{where}: ids, num_tokens must be of one length >= 1, got {shapes}")
-        table, slots = self._state.table, self._state.running
-        if ids.tobytes() != table.id[slots].tobytes():  # other than all in their order
+        running, slots = query.running, self._state.running
+        if ids is not running.id and ids.tobytes() != running.id.tobytes():  # other than all
             slots = self._distinct(ids, where)
-        left = table.known[slots] + table.in_flight[slots] - table.computed[slots]
+            running = self._state.table.view(slots)
+        left = running.remaining
         wrong = (num_tokens < 1) | (num_tokens > left)
-        if np.count_nonzero(wrong):
+        if some(wrong):
             index = int(wrong.argmax())
             raise PolicyError(
                 f"{where}: num_tokens must be in [1, remaining = {left[index]}],"
@@ -121,8 +123,8 @@ class Planner:
 
     def _repeated(self, rows: Rows, until_s: float) -> Rows:
         """The rows as often as they would be chosen anew before `until_s`, with nothing else to
-        decide: these are all who run, each decodes or has slices alike, nobody ends earlier or by a
-        token, none who waits could start, and there are pages."""
+        decide: these are all who run, each decodes or has slices alike until its prompt ends,
+        nobody ends earlier or by a token, none who waits could start, and there are pages."""
         state, table, slots = self._state, self._state.table, rows.slots
         if self._forecast is None or until_s <= state.now_s or len(slots) < len(state.running):
             return rows
@@ -133,16 +135,19 @@ class Planner:
         known, first = table.known[slots] + table.in_flight[slots], table.computed[slots]
         left, room = known - first, table.length_limit[slots] - known
         slices = left > 1
-        if np.count_nonzero(~slices & (known <= table.prompt[slots])):
+        if some(~slices & (known <= table.prompt[slots])):
             return rows  # a prompt ends with one token
-        holds = self._holds or not np.count_nonzero(slices)
+        holds = self._holds or not some(slices)
         if not holds or not state.memory.publishes_apart(slots[slices]):
             return rows
         facts = table.row[slots], first, rows.num_tokens, left, room
-        each, ends_s = self._forecast(*facts, until_s)
-        while len(each) > 1 and self._short(rows, each[-1]) > 0:
-            each = each[: len(each) // 2]
-        return Rows(slots, rows.num_tokens, each, ends_s[: len(each)]) if len(each) > 1 else rows
+        repeats: Repeats = self._forecast(*facts, until_s)
+        times = len(repeats.each)
+        if np.count_nonzero(table.forks[slots]):
+            times = repeats.turn  # choices start when their prompt ends
+        while times > 1 and self._short(rows, repeats.each[times - 1]) > 0:
+            times //= 2
+        return Rows(slots, rows.num_tokens, repeats.until(times)) if times > 1 else rows
 
     def _short(self, rows: Rows, total: NDArray[np.int32] | None = None) -> int:
         """Pages that `rows` lack beyond the supply, for so many tokens; 0 or less: none."""

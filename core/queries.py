@@ -244,8 +244,8 @@ class ExecutorQuery:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class StepEvent:
-    """One committed step. rows: (request id, choice) of each that got a token; token_ids int32:
-    record.steps of each row, in order, but one of each of the last num_late.
+    """One committed step. rows: (request id, choice) of each that got a token; token_ids int32: the
+    latest of each. They got record.steps each, the last num_late record.slices - 1 fewer.
 
     finished: records of the requests that ended in it."""
 

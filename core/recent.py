@@ -3,12 +3,13 @@
 A step then appends all its tokens at once; a sequence takes its own over (`write_out`) when someone
 needs them, or when its place here is full."""
 
-import numpy as np
-from numpy.typing import NDArray
+from typing import Any
 
+import numpy as np
+
+from core.launch import Floats, Int32, Int64
 from core.request import Sequence
 
-Slots = NDArray[np.int64]
 MOST = 64  # tokens a slot holds
 
 
@@ -28,21 +29,19 @@ class RecentTokens:
             setattr(self, name, np.concatenate([column, np.zeros_like(column)]))
 
     def append(
-        self,
-        slots: Slots,
-        sequences: list[Sequence],
-        tokens: NDArray[np.int32],
-        times_s: NDArray[np.float64],
-        steps: NDArray[np.int64],
+        self, slots: Int64, sequences: list[Sequence], tokens: Int32, times_s: Floats, step: int
     ) -> None:
-        """The sequences in `slots` got tokens [len(slots), k], k <= MOST, at times_s [k] in steps
-        [k]."""
+        """The sequences in `slots` got tokens [len(slots), k], k <= MOST, at times_s [k], in steps
+        from `step` on."""
         num = tokens.shape[1]
         for index in (self.count[slots] > MOST - num).nonzero()[0].tolist():
             self.write_out(sequences[index])
         count = self.count[slots]
-        where = slots[:, None], count[:, None] + np.arange(num)
-        self._tokens[where], self._times_s[where], self._steps[where] = tokens, times_s, steps
+        where: Any = slots, count  # one-dimensional scatters are faster
+        if num > 1:
+            where = slots[:, None], count[:, None] + np.arange(num)
+        self._tokens[where] = tokens[:, 0] if num == 1 else tokens
+        self._times_s[where], self._steps[where] = times_s, np.arange(step, step + num)
         self.count[slots] = count + num
 
     def write_out(self, sequence: Sequence) -> None:

@@ -37,8 +37,10 @@ class StepRecord:
     unlocked. used_tokens: slots of request pages that hold a live token; the rest of them is waste.
     external_tokens: free slots that a refused allocation could not use (contiguous), else 0.
     steps > 1: so many steps in one: their sums, in rows too; levels at their end; who ends in
-    choices does so in the last, whose prefill_tokens are last_prefill_tokens. later_pages: request
-    pages taken after a step, later_free: those of them free until then, means over the steps."""
+    choices does so in the last, whose prefill_tokens are last_prefill_tokens. slices: of several,
+    those until prompts end; graph_rows is of those after. later_tokens: computed after a step,
+    later_pages: request pages taken after it, later_free: those of them free until then, means over
+    their time."""
 
     step: int
     start_s: float
@@ -64,6 +66,8 @@ class StepRecord:
     pages_evicted: int = 0
     used_tokens: int = 0
     external_tokens: int = 0
+    slices: int = 0
+    later_tokens: float = 0.0
     later_pages: float = 0.0
     later_free: float = 0.0
     batch_plugin: str = ""

@@ -19,6 +19,11 @@ if TYPE_CHECKING:
 Slots = NDArray[np.int64]
 
 
+def some(mask: NDArray[np.bool_]) -> bool:
+    """Whether an entry of a mask is true: of a few faster than np.any, of many as fast."""
+    return b"\1" in mask.tobytes()
+
+
 class State:
     """Where a sequence stands. DONE slots are free for reuse. DRAINING: its last token is in
     flight, pages are released, its row is not. Numbers: an IntEnum makes numpy ten times slower."""

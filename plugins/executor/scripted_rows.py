@@ -3,7 +3,7 @@
 import numpy as np
 from numpy.typing import NDArray
 
-from core.launch import Launch, RowSetup
+from core.launch import Launch, Repeats, RowSetup
 from core.recent import MOST
 from plugins.executor.script import POSITION, Script, mix, stream_start
 
@@ -30,19 +30,25 @@ class ScriptedRows:
             ends = frozenset((*params.stop_token_ids, *setup.end_token_ids))
             self._masked[row] = setup.prompt_len + params.min_tokens, ends
 
-    def both(self, launch: Launch, num: int) -> tuple[Int32, Int32]:
-        """What a launch that runs so many times yields before the last, and then."""
-        decodes = launch.num_decode_rows
-        rows, first = launch.row_ids[:decodes], launch.first_positions[:decodes]
-        streams, last = self._scripted(rows, first + 1, num), self.tokens(launch, decodes)
-        return streams[:, :-1].ravel(), np.concatenate((streams[:, -1], last))
+    def both(self, launch: Launch, repeats: Repeats) -> tuple[Int32, Int32]:
+        """What a launch that repeats yields before the last time, and then."""
+        num, times, turn = launch.num_decode_rows, len(repeats.each), repeats.turn
+        rows, ends = launch.row_ids, launch.first_positions + repeats.each[-1]
+        streams = self._scripted(rows[:num], ends[:num] - np.int32(times - 1), times)
+        if turn == times:
+            return streams[:, :-1].ravel(), np.concatenate(
+                (streams[:, -1], self.tokens(launch, num))
+            )
+        late = self._scripted(rows[num:], ends[num:] - np.int32(times - turn), times - turn + 1)
+        first = np.concatenate((streams[:, :-1].ravel(), late[:, :-1].ravel()))
+        return first, np.concatenate((streams[:, -1], late[:, -1]))
 
     def tokens(self, launch: Launch, start: int) -> Int32:
         """What rows from `start` on yield, the last time."""
         samples = launch.samples[start:].nonzero()[0] + start
         if not len(samples):
             return _NONE
-        last = launch.num_tokens if launch.each is None else launch.each[-1]
+        last = launch.num_tokens if launch.repeats is None else launch.repeats.each[-1]
         ends = launch.first_positions + last
         return self._scripted(launch.row_ids[samples], ends[samples], 1).ravel()
 

@@ -11,15 +11,15 @@ from statistics import fmean
 from typing import Any, Protocol
 
 import numpy as np
-from numpy.typing import NDArray
 
 from core.clock import Clock
 from core.config import EngineConfig, require
 from core.errors import ConfigError, InvariantError
 from core.hookspecs import hookimpl
-from core.launch import Launch, LaunchResult, PoolLayout, RowSetup, reads
+from core.launch import Int32, Int64, Launch, LaunchResult, PoolLayout, Repeats, RowSetup, reads
 from core.queries import ExecutorQuery, StepTimeQuery
 from core.recent import MOST
+from core.table import some
 from plugins.executor.scripted_rows import ScriptedRows
 from plugins.executor.simulated_time import BusyTimes, Times
 from plugins.shared.clocks import VirtualClock
@@ -27,7 +27,6 @@ from plugins.shared.launch_sizes import KINDS, LaunchSizes, least
 from plugins.shared.step_time import StepTimeModel
 from plugins.shared.tokenizer_file import read_tokenizer
 
-Int32 = NDArray[np.int32]
 MAX_IN_FLIGHT = 2
 
 
@@ -149,52 +148,49 @@ class SimulatedExecutor:
             raise InvariantError(f"at most {MAX_IN_FLIGHT} launches in flight, got one more")
         for setup in launch.setups:
             self._set_up(setup)
-        graph_rows, ends_s = self._graph_rows(launch), launch.ends_s
-        if ends_s is None:
+        graph_rows, repeats = self._graph_rows(launch), launch.repeats
+        if repeats is None:
             self._busy.start(launch)
             tokens = self._rows.tokens(launch, 0)
         else:
-            self._busy.join(launch, ends_s)
-            first, tokens = self._rows.both(launch, len(ends_s))
-            facts = launch.launch_id, first, float(ends_s[-2])
-            self._pending.append(LaunchResult(*facts, ends_s=ends_s[:-1]))
+            self._busy.join(launch, repeats.ends_s)
+            first, tokens = self._rows.both(launch, repeats)
+            facts = launch.launch_id, first, float(repeats.ends_s[-2])
+            self._pending.append(LaunchResult(*facts))
         errors = self._errors(launch) if self._asks else {}
-        result = LaunchResult(launch.launch_id, tokens, self._busy.device_free_s, errors)
-        self._pending.append(replace(result, graph_rows=graph_rows) if graph_rows else result)
+        facts = launch.launch_id, tokens, self._busy.device_free_s
+        self._pending.append(LaunchResult(*facts, errors, graph_rows=graph_rows))
 
     def forecast(
         self, rows: Int32, first: Int32, num_tokens: Int32, left: Int32, room: Int32, until_s: float
-    ) -> tuple[Int32, NDArray[np.float64]]:
-        """How many tokens each of these rows has after each of the next steps, int32 [steps, rows],
-        if nothing else happens, and when their launches end: of steps that are planned before
-        `until_s`, up to the first in which a prompt ends or a row has no room for more tokens.
-        first: where they start. A row that decodes has one token a step; one with more has
-        num_tokens a step until none of its `left` is left. One step alone of rows that end with an
-        error, if the host takes longer than the device, or not always as long."""
-        num_rows, num = len(rows), self._steps_alike(num_tokens, left, room)
+    ) -> Repeats:
+        """How often these rows go on if nothing else happens: in steps that are planned before
+        `until_s`, up to the first in which a row has no room for more tokens, or one prompt ends
+        and another does not. first: where they start. A row that decodes has one token a step; one
+        with more has num_tokens a step until none of its `left` is left, and then decodes. One step
+        alone of rows that end with an error, if the host takes longer than the device, or not
+        always as long."""
+        num_rows, (num, turn) = len(rows), self._steps_alike(num_tokens, left, room)
         if self._asks and self._asks.keys() & set(rows.tolist()):
-            num = 1
-        sizes = self._plugin.times.sizes
+            num = turn = 1
         times = np.arange(1, num + 1, dtype=np.int32)
         each = num_tokens * times[:, None]
-        if int(np.maximum.reduce(num_tokens)) == 1:
-            padded, _, kind = sizes.padded(num_rows, num_rows, num_rows)
-            kv_tokens = int(np.add.reduce(first)) + num_rows * times.astype(np.int64)
-            figures: Any = padded, padded, kv_tokens, kv_tokens
+        if some(num_tokens > 1):
+            further = np.maximum(times - np.int32(turn), 0)[:, None]
+            each = np.where(num_tokens == 1, each, np.minimum(each, left) + further)
+            figures, kinds = self._of_slices(num_tokens, *reads(first, each), turn)
         else:
-            decodes = num_tokens == 1
-            each = np.where(decodes, each, np.minimum(each, left))
-            kv_tokens, attended, tokens = reads(first, each)
-            counts = int(np.count_nonzero(decodes)), num_rows
-            _, padded, kind = sizes.padded(*counts, int(tokens[0]))
-            _, last, last_kind = sizes.padded(*counts, int(tokens[-1]))
-            tokens[:], tokens[-1] = padded, last
-            num -= num > 1 and last_kind != kind
-            figures = num_rows, tokens, kv_tokens, attended
-        seconds = (self._plugin.step_time.seconds(*figures) + np.zeros(len(times)))[:num]
-        planned_s, ends_s = self._busy.line(num_rows, kind, seconds, bool(self._pending))
+            padded, _, kind = self._plugin.times.sizes.padded(num_rows, num_rows, num_rows)
+            kv_tokens = int(np.add.reduce(first)) + num_rows * times.astype(np.int64)
+            figures, kinds = (padded, padded, kv_tokens, kv_tokens), {0: kind}
+        seconds = self._plugin.step_time.seconds(*figures) + np.zeros(len(times))
+        facts = num_rows, kinds, seconds, bool(self._pending)
+        planned_s, ends_s = self._busy.line(*facts)
+        lasts_s = ends_s.copy()
+        lasts_s[1:] -= ends_s[:-1]
+        lasts_s[0] -= max(self._busy.device_free_s, self._clock.now())
         num = int(np.count_nonzero(planned_s < until_s))
-        return each[:num], ends_s[:num]
+        return Repeats(each, ends_s, lasts_s, turn).until(num)
 
     def collect(self) -> LaunchResult:
         """The oldest launch, at the simulated time it ends, or at which the host has started the
@@ -203,7 +199,7 @@ class SimulatedExecutor:
             raise InvariantError("collect needs a launch in flight, got none")
         result = self._pending.popleft()
         seen_s = self._busy.host_free_s
-        if seen_s > result.finished_s and result.ends_s is None:  # only the last of several can
+        if seen_s > result.finished_s:
             result = replace(result, finished_s=seen_s)
         self._clock.wait_until(result.finished_s)
         return result
@@ -234,20 +230,47 @@ class SimulatedExecutor:
         if params.logprobs is not None or params.prompt_logprobs is not None:
             self._asks[row] = "a simulation computes no log-probabilities"
 
-    def _steps_alike(self, num_tokens: Int32, left: Int32, room: Int32) -> int:
-        num = min(MOST, int(room.min()))
+    def _of_slices(
+        self, num_tokens: Int32, kv_tokens: Int64, attended: Int64, tokens: Int64, turn: int
+    ) -> tuple[Any, dict[int, str]]:
+        """What the step's time depends on, of steps with slices until the `turn`-th, and how they
+        are started, from which step on."""
+        sizes, num_rows, last = (
+            self._plugin.times.sizes,
+            len(num_tokens),
+            min(turn, len(tokens)) - 1,
+        )
+        num_decodes = int(np.count_nonzero(num_tokens == 1))
+        rows, of_decodes, kind = sizes.padded(num_rows, num_rows, num_rows)
+        computed, kinds = np.full(len(tokens), num_rows), {turn: kind}
+        computed[turn:], tokens[turn:] = rows, of_decodes
+        for at in (last, 0):
+            _, tokens[at], kinds[at] = sizes.padded(num_decodes, num_rows, int(tokens[at]))
+        tokens[1:last] = tokens[0]
+        return (computed, tokens, kv_tokens, attended), kinds
+
+    def _steps_alike(self, num_tokens: Int32, left: Int32, room: Int32) -> tuple[int, int]:
+        """How many steps may go in one, and with which of them prompts end."""
         slices = num_tokens > 1
-        if np.count_nonzero(slices):
-            num = min(num, int((-(-left // num_tokens))[slices].min()))
-            # A last slice of one token would be a one-token row.
-            num -= bool(np.count_nonzero(left[slices] == num_tokens[slices] * (num - 1) + 1))
-        elif int(left.max()) > 1:
-            num = 1  # a slice of one token
-        return max(num, 1)
+        if not some(slices):
+            alone = some(left > 1)  # a slice of one token
+            num = 1 if alone else max(min(MOST, int(np.minimum.reduce(room))), 1)
+            return num, num
+        ends = -(-left // num_tokens)  # 1 of a row that decodes
+        turn, num = int(ends[slices].min()), int((ends - 1 + room).min())
+        if np.count_nonzero(ends[slices] > turn):
+            num = min(num, turn)
+        if (first_end := int(room[~slices].min(initial=MOST + 1))) <= turn:
+            num = min(num, first_end - 1)
+        # A last slice of one token would be a one-token row.
+        if np.count_nonzero(left[slices] == num_tokens[slices] * (turn - 1) + 1):
+            num = min(num, turn - 1)
+        return max(min(num, MOST), 1), turn
 
     def _graph_rows(self, launch: Launch) -> int:
-        num_rows = len(launch.row_ids)
-        decodes = launch.num_decode_rows == num_rows
+        num_rows, repeats = len(launch.row_ids), launch.repeats
+        turns = repeats is not None and repeats.turn < len(repeats.each)
+        decodes = turns or launch.num_decode_rows == num_rows
         return least(self._plugin.times.sizes.graphs, num_rows) if decodes else 0
 
     def _errors(self, launch: Launch) -> dict[int, str]:

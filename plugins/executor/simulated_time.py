@@ -63,15 +63,19 @@ class BusyTimes:
         return sizes.padded(launch.num_decode_rows, len(launch.row_ids), num_tokens)
 
     def line(
-        self, num_rows: int, kind: str, seconds: NDArray[np.float64], pending: bool
+        self, num_rows: int, kinds: Mapping[int, str], seconds: NDArray[np.float64], pending: bool
     ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-        """When steps that take so long on the device are planned, and when they end. pending: some
-        are in flight. One step alone if the host takes longer than the device, or not always as
-        long."""
+        """When steps that take so long on the device are planned, and when they end. kinds: how
+        they are started, from which step on. pending: some are in flight. One step alone if the
+        host takes longer than the device, or not always as long."""
         times, now_s = self.times, self.clock.now()
         host_s = times.host_s + times.host_row_s * num_rows
-        start_s, *others_s = times.launch_s[kind]
-        if others_s or (not self.overlap and start_s > seconds.min()):
+        starts_s = {at: times.launch_s[kind] for at, kind in kinds.items() if at < len(seconds)}
+        varied = min((at for at, several in starts_s.items() if len(several) > 1), default=None)
+        if varied is not None:
+            seconds = seconds[: max(varied, 1)]
+        start_s, longest_s = starts_s[0][0], max(several[0] for several in starts_s.values())
+        if not self.overlap and longest_s > seconds.min():
             seconds = seconds[:1]
         # One addition after another, as single launches do it: the same bits.
         if not self.overlap:
@@ -85,7 +89,7 @@ class BusyTimes:
         line[0] = max(done_s, self.device_free_s) if pending else now_s
         free_s = line[:-1].copy()  # when the host turns to the next step
         free_s[0] = max(line[0], done_s)
-        late = (free_s + host_s + start_s > line[1:]).nonzero()[0]
+        late = (free_s + host_s + longest_s > line[1:]).nonzero()[0]
         num = max(int(late[0]), 1) if len(late) else len(seconds)
         return np.concatenate(([now_s], line[:-1]))[:num], line[1 : num + 1]
 

@@ -47,6 +47,8 @@ class ProgressBar:
 
     def update(self, event: StepEvent) -> None:
         """Count one step."""
+        if self._bar.disable:
+            return
         record = event.record
         self._tokens += record.sampled_tokens
         self._done += len(event.finished)

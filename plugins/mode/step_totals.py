@@ -58,9 +58,10 @@ class StepTotals:
         if record.num_rows:
             counts["launches"] += steps
         if record.graph_rows:
-            counts["graph_launches"] += steps
-            counts["graph_rows"] += steps * record.graph_rows
-            counts["padding_rows"] += steps * max(record.graph_rows - record.num_rows, 0)
+            graphs = steps - record.slices
+            counts["graph_launches"] += graphs
+            counts["graph_rows"] += graphs * record.graph_rows
+            counts["padding_rows"] += graphs * max(record.graph_rows - record.num_rows, 0)
         for part, micros in record.host_us.items():
             self.host_us[part] += micros
         before_s = record.start_s if self.last_end_s is None else self.last_end_s
@@ -94,15 +95,10 @@ class StepTotals:
 
     def _before_end(self, record: StepRecord) -> dict[str, float]:
         """How far levels at the end of steps that went in one are above their means over these."""
-        before = record.steps - 1
-        each = (record.prefill_tokens - record.last_prefill_tokens) / before
-        decodes = record.decode_tokens / record.steps
-        later_tokens = (each + decodes) * before / 2
-        later_tokens += (record.last_prefill_tokens - each) * before / record.steps
         return {
             "reserved_tokens": record.later_free * self.page_size,
-            "live_tokens": later_tokens,
-            "empty_tokens": record.later_pages * self.page_size - later_tokens,
+            "live_tokens": record.later_tokens,
+            "empty_tokens": record.later_pages * self.page_size - record.later_tokens,
         }
 
 

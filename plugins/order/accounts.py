@@ -101,14 +101,18 @@ class Accounts:
             tab = self._tabs.get(choice.request_id)
             if choice.kind in STARTED and tab is not None:
                 prompts.append((tab, int(choice.detail["cached_tokens"])))
-        last, before = event.record.step + event.record.steps - 1, event.record.steps - 1
+        record, num_whole = event.record, len(event.rows) - event.num_late
+        last, before = record.step + record.steps - 1, record.steps - 1
         if before:
-            whole = event.rows[: len(event.rows) - event.num_late]
-            self._steps.add(last - 1, Charges([], self._open(whole), before))
+            self._steps.add(record.step, Charges(prompts, [], 0))
+            prompts = []
+            whole, late = self._open(event.rows[:num_whole]), self._open(event.rows[num_whole:])
+            self._steps.add(last - 1, Charges([], whole, before))
+            self._steps.add(last - 1, Charges([], late, record.steps - record.slices))
         self._steps.add(last, Charges(prompts, self._open(event.rows), 1))
         self._book(last + 1)  # what the next plan, at the earliest, may know
-        for record in event.finished:
-            self._tabs.pop(record.request_id, None)
+        for ended in event.finished:
+            self._tabs.pop(ended.request_id, None)
 
     def look(self, query: OrderQuery, cached: NDArray[np.int32]) -> Look:
         """Bring the accounts up to this step's plan. cached: tokens of each waiting that the cache

@@ -1,5 +1,7 @@
 """Steps that only decode may go in one in simulated time: the same comes out, to the bit."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
@@ -135,8 +137,9 @@ def test_steps_in_one_are_the_same_steps(seqs, overlap):
     assert 1 < longest <= MOST
     for event in events:
         record = event.record
-        further = (len(event.rows) - event.num_late) * (record.steps - 1)
-        assert len(event.token_ids) == len(event.rows) + further == record.sampled_tokens
+        tokens = len(event.rows) * record.steps - event.num_late * (record.slices - 1)
+        assert len(event.token_ids) == len(event.rows)
+        assert tokens == record.sampled_tokens
         assert record.steps > 1 or record.prefill_tokens == record.last_prefill_tokens
 
 
@@ -258,3 +261,32 @@ def test_all_but_the_last_token_of_a_launch_are_known_while_the_next_is_planned(
     assert not engine.ending
     engine.step(np.inf)
     assert engine.ending, "its last token is in flight"
+
+
+@OVERLAP
+def test_steps_go_on_past_the_end_of_a_prompt(overlap):
+    """Five slices of 32 tokens, the last one shorter; then each step has one token."""
+    params, prompt = SamplingParams(max_tokens=90), np.arange(1, 150, dtype=np.int32)
+    runs = []
+    for until_s in (0.0, np.inf):
+        device = Simulated(TIMES, vocab_size=500, host_s=0.0003)
+        engine = make(overlap=overlap, executor=device)
+        engine.submit(Request("a", prompt, params, forced_output=40))
+        events = []
+        while engine.has_work:
+            if (event := engine.step(until_s)) is not None:
+                events.append(event)
+        runs.append((told(engine, events), [event.record for event in events]))
+    (apart, _), (joined, records) = runs
+    assert apart == joined
+    (record,) = records
+    assert (record.steps, record.slices) == (44, 5)
+    assert (record.prefill_tokens, record.decode_tokens, record.sampled_tokens) == (149, 39, 40)
+    assert record.last_prefill_tokens == 0
+
+
+def test_choices_that_start_at_the_end_of_a_prompt_start_there():
+    device = Simulated(TIMES, vocab_size=500, host_s=0.0003)
+    requests = [replace(r, params=replace(r.params, n=2)) for r in workload(num=8, gap_s=0.5)]
+    events = assert_same(lambda: make(executor=device), requests)
+    assert max(event.record.slices for event in events) > 1

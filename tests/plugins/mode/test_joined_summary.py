@@ -16,8 +16,6 @@ from tests.plugins.mode.mode_session import Given, Recorder, make_session
 
 # Who decides is asked once for all steps; hosts take their time.
 APART = ("steps.host_us", "plugins", "hooks")
-# Means of levels count steps that went in one as equally long.
-NEARLY = ("kv.", "waste.")
 
 
 class Unsteady:
@@ -71,6 +69,5 @@ def test_summary_is_that_of_single_steps(
     expected, found = dict(numbers(apart)), dict(numbers(joined))
     assert expected["graphs.padding_share"] > 0
     for name, value in expected.items():
-        rel = 1e-3 if name.startswith(NEARLY) else 1e-9
-        assert found.pop(name) == pytest.approx(value, rel=rel), name
+        assert found.pop(name) == pytest.approx(value, rel=1e-9), name
     assert not found
