@@ -108,8 +108,9 @@ def declare(
     """Attach `capabilities`, `plan` and `in_graph` to a kernel, as attributes of those names.
 
     plan(rows) runs once a step on the `Rows` of the kernel's kind; what it returns reaches every
-    layer's call as the keyword `plan`. in_graph: a graph-safe kernel that takes its place where a
-    CUDA graph captures the call. An object with these attributes and `__call__` is a kernel too."""
+    layer's call as the keyword `plan`. in_graph: an extend kernel that takes its place where a CUDA
+    graph captures the call: graph_safe, with `out`, of which it leaves tokens before
+    query_starts[0] alone. An object with these attributes and `__call__` is a kernel too."""
 
     def attach(kernel: F) -> F:
         kernel.capabilities = capabilities  # type: ignore[attr-defined]

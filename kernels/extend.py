@@ -299,6 +299,9 @@ def extend(
     return (out, lse) if return_lse else out
 
 
+extend.in_graph = extend  # type: ignore[attr-defined]
+
+
 def attend(
     form: Form,
     tensors: tuple[Tensor, ...],

@@ -16,8 +16,8 @@ the keyword `out`; another's is copied there. To an extend kernel q may bring mo
 query_starts tells of: padding, whose results count for nothing. One that declares `takes_new_kv`
 also receives the new tokens' K and V as k_new and v_new where the cache has q's dtype; from a
 narrower cache all reads are of its rounded values, so that results do not depend on how a prompt is
-cut. Where a CUDA graph captures a launch, an extend kernel's `in_graph` takes its place; that, or
-itself without one, must be graph_safe, take `out`, and leave tokens before query_starts[0] alone.
+cut. Where a CUDA graph captures a launch, an extend kernel's `in_graph` takes its place, which is
+graph_safe, takes `out`, and leaves tokens before query_starts[0] alone; without one none does.
 """
 
 from __future__ import annotations
@@ -43,9 +43,7 @@ class Capabilities(Protocol):
     page_sizes: tuple[int, ...] | None
     kv_dtypes: tuple[str, ...] | None
     max_group: int | None
-    graph_safe: bool
     takes_new_kv: bool
-    takes_out: bool
     kv_capability: Mapping[str, int]
 
 
@@ -137,9 +135,8 @@ class PagedBackend:
         declared: Capabilities | None = getattr(extend, "capabilities", None)
         takes_new_kv = declared is not None and declared.takes_new_kv
         self._takes_new_kv = takes_new_kv and query.kv_dtype == query.dtype
-        self._captured = getattr(extend, "in_graph", None) or extend
-        declared = getattr(self._captured, "capabilities", None)
-        self.extends_in_graph = declared is not None and declared.graph_safe and declared.takes_out
+        self._captured = getattr(extend, "in_graph", None)
+        self.extends_in_graph = self._captured is not None
 
     def plan(self, batch: AttentionBatch) -> PagedPlan:
         """Split the rows between the kernels and let each plan its own, once a step."""
@@ -151,6 +148,7 @@ class PagedBackend:
         extend = None
         if split < num_rows:
             kernel = self._captured if batch.in_graph else self._extend
+            assert kernel is not None, "asked by extends_in_graph"
             extend = self._planned(kernel, batch, split, num_rows)
         return PagedPlan(decode, extend)
 

@@ -29,6 +29,9 @@ def device_extend(q, k_cache, v_cache, page_table, context_lens, query_starts, s
     return out
 
 
+device_extend.in_graph = device_extend
+
+
 @pytest.fixture
 def tiny(tmp_path):
     save_tiny("qwen3", tmp_path)

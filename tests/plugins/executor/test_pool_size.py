@@ -248,14 +248,14 @@ def test_the_manifest_says_nothing_of_a_pool_that_was_given():
 @pytest.mark.gpu
 @pytest.mark.parametrize("graphs", ["on", "off"])
 def test_a_gpu_keeps_the_rest_free(graphs):
-    """About 2 GiB for everything: after the largest launches, and with all graphs captured, no more
+    """About 3 GiB for everything: after the largest launches, and with all graphs captured, no more
     is used than the share."""
     from tests.plugins.executor.test_graphs_cuda import executor, tiny
 
     tiny("float32")
     torch.cuda.empty_cache()
     free, total = torch.cuda.mem_get_info()
-    share = (total - free + 2 * GIB) / total
+    share = (total - free + 3 * GIB) / total
     limits = {"max_num_seqs": 32, "max_num_batched_tokens": 4096}
     engine = EngineConfig(pool_tokens="auto", memory_share=share, **limits)
     runner = executor(capture=None, graphs=graphs, engine=engine)
@@ -263,7 +263,7 @@ def test_a_gpu_keeps_the_rest_free(graphs):
     num_pages = runner.measure_pool(layout) // 16 + 1
     runner.prepare(replace(layout, num_pages=num_pages))
     auto = runner.describe()["kv_pool_auto"]
-    assert GIB < num_pages * auto["page_bytes"] < 2 * GIB
+    assert GIB < num_pages * auto["page_bytes"] < 3 * GIB
     assert auto["work_bytes"] > 0
     assert (auto["graphs_bytes"] > 0) == (graphs == "on")
     torch.cuda.empty_cache()

@@ -22,6 +22,7 @@ from plugins.executor.torch_executor import TorchExecutor
 from plugins.executor.torch_runner import TorchRunner
 from plugins.model.loader import HuggingFaceModel
 from plugins.model.ops import TorchOps
+from plugins.model.smollm2 import SmolLM2
 from plugins.shared.clocks import RealClock
 from plugins.shared.model_protocols import check_shards
 from tests.plugins.executor.graph_run import TorchDraw, device_decode, rerun, serve
@@ -248,8 +249,10 @@ def test_a_model_of_another_number_of_parts_is_refused(tmp_path):
 def test_fewer_than_one_device_is_refused():
     with pytest.raises(ConfigError, match=r"executor\.tensor_parallel must be >= 1, got 0"):
         TorchRunner(tensor_parallel=0)
-    with pytest.raises(ConfigError, match=r"model\.tensor_parallel must be >= 1, got 0"):
+    with pytest.raises(ConfigError, match=r"executor\.tensor_parallel must be >= 1, got 0"):
         HuggingFaceModel(path="x", tensor_parallel=0)
+    with pytest.raises(ConfigError, match=r"executor\.tensor_parallel must be >= 1, got 0"):
+        SmolLM2(tensor_parallel=0)
 
 
 def test_a_transformers_model_is_not_cut(tmp_path):
