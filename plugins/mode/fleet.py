@@ -97,13 +97,25 @@ def replicas_of(session: Session) -> Iterator[list[Replica]]:
 def _replica(session: Session, index: int, hooks: Hooks, prompts: PromptKeys) -> Replica:
     clock = VirtualClock()
     engine = build_engine(
-        hooks, session.engine, session.run.seed, clock, session.device, record_rows=False
+        hooks,
+        session.engine,
+        _seed(session.run.seed, index),
+        clock,
+        session.device,
+        record_rows=False,
     )
     batching = hooks.registered[hooks.in_charge()["decide_batch"]].plugin
     slice_tokens = getattr(batching, "slice_tokens", session.engine.max_num_batched_tokens)
     return Replica(
         index, engine, clock, Reporter(str(index)), Starts(engine, prompts, slice_tokens)
     )
+
+
+def _seed(seed: int, index: int) -> int:
+    """Of a replica's own draws (launch times, victims at random): the run's for the first one."""
+    if index == 0:
+        return seed
+    return int(np.random.SeedSequence((seed, index)).generate_state(1)[0])
 
 
 class Fleet:

@@ -24,6 +24,7 @@ from plugins.router.earliest_start import EarliestStart
 from plugins.router.kv_headroom import KvHeadroom
 from plugins.router.least_loaded import LeastLoaded
 from plugins.router.round_robin import RoundRobin
+from plugins.shared.launch_sizes import KINDS
 from plugins.shared.measure import Measure, Slo
 from plugins.shared.router import RouterSettings
 from plugins.shared.routing import RouteDecision, RouteQuery
@@ -73,13 +74,15 @@ def session(
     replicas: int = 1,
     router: Any = KvHeadroom,
     pages: int = 24,
+    launch_s: Any = None,
     **plugins: Any,
 ) -> Session:
     """plugins: by name, what makes each; every engine has its own."""
     folder.mkdir(exist_ok=True)
 
     def make(**more: Any) -> Session:
-        executor = Simulated(TIMES, vocab_size=VOCAB, max_model_len=512, host_s=3e-4)
+        times = {"host_s": 3e-4, "launch_s": launch_s}
+        executor = Simulated(TIMES, vocab_size=VOCAB, max_model_len=512, **times)
         own = {name: build() for name, build in plugins.items()}
         return make_session(
             folder, workload or burst(), pages=pages, executor=executor, router=router(), **own
@@ -161,6 +164,31 @@ def test_replicas_serve_every_request_once_and_the_same_way_again(tmp_path: Path
     for name in ("prompt", "output", "prefill", "cached"):
         assert sum(one["tokens"][name] for one in each) == summary["tokens"][name], name
     assert summary["tokens"]["computed"] > 0
+
+
+def test_replicas_draw_launch_times_each_for_itself(tmp_path: Path):
+    """Two equal requests at once, to one replica each: only launches tell them apart."""
+    prompt, params = np.arange(40, dtype=np.int32), SamplingParams(max_tokens=40)
+    both = [Request(name, prompt, params, forced_output=40) for name in "ab"]
+
+    def lasted(launch_s: list[float]) -> list[float]:
+        kept = Recorder()
+        made = session(
+            tmp_path / str(len(launch_s)),
+            Given(both),
+            replicas=2,
+            router=RoundRobin,
+            pages=64,
+            launch_s=dict.fromkeys(KINDS, launch_s),
+            recorder=lambda: kept,
+        )
+        Simulate().run(made)
+        times = {one.request_id: np.array(one.choices[0].times_s) for one in kept.requests}
+        assert len(times["a"]) == 40
+        return np.abs(times["a"] - times["b"]).tolist()
+
+    assert max(lasted([0.003])) == 0.0
+    assert max(lasted([0.003, 0.009])) > 0.005
 
 
 def test_command_runs_replicas_with_every_sink(command: Any, tmp_path: Path):
