@@ -63,7 +63,7 @@ class HuggingFaceModel:
             raise ConfigError(
                 "load=dummy needs either model.path or model.config, got both or none"
             )
-        require(tensor_parallel >= 1, "model.tensor_parallel", ">= 1", tensor_parallel)
+        require(tensor_parallel >= 1, "executor.tensor_parallel", ">= 1", tensor_parallel)
         limits = dtype, max_model_len
         self.settings = LoadSettings(
             path, load, *limits, config, implementation, ops, tensor_parallel

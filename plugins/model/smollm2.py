@@ -24,7 +24,7 @@ class SmolLM2:
         ops: Any = None,
         tensor_parallel: int = 1,
     ) -> None:
-        require(tensor_parallel >= 1, "model.tensor_parallel", ">= 1", tensor_parallel)
+        require(tensor_parallel >= 1, "executor.tensor_parallel", ">= 1", tensor_parallel)
         self.dtype = dtype
         self.max_model_len = max_model_len
         self.ops = ops
