@@ -13,7 +13,7 @@ from typing import Any
 
 from core.errors import ConfigError
 from experiments.paper.cells import markdown, spread
-from experiments.paper.folders import Run, find_runs, numbers
+from experiments.paper.folders import Run, find_runs, numbers, select
 
 # column -> (path in summary.json, scale, format)
 COLUMNS = {
@@ -74,8 +74,9 @@ def _router(run: Run) -> str:
 
 
 def _numbers(runs: Sequence[Run], path: str, scale: float) -> list[float]:
-    """One number of each run's summary; none of those that have no such thing."""
-    if path.startswith("replicas") and not all("replicas" in run.summary for run in runs):
+    """One number of each run's summary; none where one has no such thing: a bound has no replicas,
+    a run with mode.regret=false no regret."""
+    if path.startswith("replicas") and any(select(run.summary, path) is None for run in runs):
         return []
     return numbers(runs, path, scale)
 

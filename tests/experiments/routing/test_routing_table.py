@@ -13,8 +13,8 @@ def summary(router, mean_s, replicas=8, pooled=None, regret_s=0.5):
         "router": router,
         "load_cv": 0.25,
         "busy_cv": 0.125,
-        "regret_s": {"mean": regret_s},
-        "best_share": 0.5,
+        "regret_s": None if regret_s is None else {"mean": regret_s},
+        "best_share": None if regret_s is None else 0.5,
     }
     simulated = {"source": "roofline"} | ({"pooled": pooled} if pooled else {})
     more = {} if pooled else {"replicas": routed}
@@ -52,3 +52,8 @@ def test_routers_are_ranked_in_each_setting_with_the_bound_beside_them(tmp_path)
     assert cells[0][6:] == ["12.5", "", "", "", ""]
     assert cells[1][6:] == ["12.5", "0.25", "0.12", "0.50", "50"]
     assert "| lmetric | 4.00 | 1.00 | 9.0 |" in large
+
+
+def test_a_run_without_regret_has_no_such_cells(tmp_path):
+    write(tmp_path, "lmetric", 0, router="lmetric", mean_s=4.0, regret_s=None)
+    assert main([tmp_path]).endswith("| 12.5 | 0.25 | 0.12 |  |  |")
