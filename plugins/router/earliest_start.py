@@ -6,7 +6,6 @@ is worked out. Only a simulation can answer, and the run is labelled.
 
 import numpy as np
 
-from core.config import require
 from core.hookspecs import hookimpl
 from plugins.shared.routing import RouteDecision, RouteQuery
 
@@ -18,10 +17,7 @@ class EarliestStart:
 
     @hookimpl
     def decide_route(self, query: RouteQuery) -> RouteDecision:
-        """Scores: seconds to the first token. Raises ConfigError outside of a simulation."""
-        known = query.earliest_starts is not None
-        require(known, "+router", "no oracle outside mode=simulate", "earliest_start")
-        assert query.earliest_starts is not None, "checked above"
+        """Scores: seconds to the first token. Raises PolicyError outside of a simulation."""
         rows, starts = query.replicas, query.earliest_starts()
         best = int(np.lexsort((rows.requests, starts))[0])
         return RouteDecision(rows.ids[best], starts, "would start first")

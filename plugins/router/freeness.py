@@ -2,14 +2,14 @@
 
 Llumnix (Sun et al., OSDI 2024): freeness = (memory - virtual usage) / batch size, the most free
 instance takes the request; the batch size tells how fast memory is used up. Virtual usage is here
-what plugins/router/kv_headroom.py counts off, this request included, and so is it in the batch.
+plugins/router/kv_headroom.py's demand, this request included, and so is it in the batch.
 Below zero more requests make it worse: there headroom is multiplied by them.
 """
 
 import numpy as np
 
 from core.hookspecs import hookimpl
-from plugins.router.kv_headroom import headroom_tokens
+from plugins.router.kv_headroom import demand_tokens, supply_tokens
 from plugins.shared.routing import RouteDecision, RouteQuery
 
 
@@ -19,7 +19,7 @@ class Freeness:
     @hookimpl
     def decide_route(self, query: RouteQuery) -> RouteDecision:
         """Scores: freeness in tokens a request."""
-        rows, headroom = query.replicas, headroom_tokens(query)
+        rows, headroom = query.replicas, supply_tokens(query) - demand_tokens(query)
         batch = rows.requests + 1
         scores = np.where(headroom > 0, headroom / batch, headroom * batch).astype(np.float64)
         best = int(np.lexsort((rows.requests, -scores))[0])

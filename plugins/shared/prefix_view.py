@@ -35,6 +35,10 @@ class PrefixView:
         self._held: dict[str, OrderedDict[int, None]] = {}
         self._capacity: dict[str, int] = {}
 
+    def block_size(self, page_size: int) -> int:
+        """Tokens of a block."""
+        return self._pages_a_block(page_size) * page_size
+
     def digests(self, request: Request, page_size: int) -> list[int]:
         """Of the prompt's prefixes at block ends, shortest first; without the last token, which is
         always computed; none for a request that uses no cache."""
@@ -64,8 +68,8 @@ class PrefixView:
             if not left:
                 break
         _note(left, len(digests), found)
-        tokens = self._pages_a_block(page_size) * page_size
-        return np.array([found.get(bit, 0) * tokens for bit in bits], np.int64)
+        size = self.block_size(page_size)
+        return np.array([found.get(bit, 0) * size for bit in bits], np.int64)
 
     def add(self, replica: str, digests: Sequence[int]) -> list[int]:
         """A prompt went to a replica; returns the digests that are new there."""
@@ -97,7 +101,7 @@ class PrefixView:
 
     def resize(self, replica: str, pool_tokens: int, page_size: int) -> None:
         """So many tokens are all that its cache can hold."""
-        blocks = pool_tokens // (self._pages_a_block(page_size) * page_size)
+        blocks = pool_tokens // self.block_size(page_size)
         if self._capacity.get(replica) != blocks:
             self._capacity[replica] = blocks
             self._trim(replica)

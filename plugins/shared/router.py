@@ -61,7 +61,7 @@ class Router:
     """Chooses replicas by the plugin in charge of `decide_route`.
 
     on_route: told of every decision. starts: for simulations alone, when each replica of a table
-    would truly start a request; only a plugin with a true attribute `oracle` sees it."""
+    would truly start a request; only a plugin with a true attribute `oracle` is told."""
 
     def __init__(
         self,
@@ -80,7 +80,8 @@ class Router:
         plugin = hooks.registered.get(hooks.in_charge().get(HOOK, ""))
         oracle = plugin is not None and bool(getattr(plugin.plugin, "oracle", False))
         self._starts = starts if oracle else None
-        self._new: dict[tuple[int, int], list[int]] = {}  # what tickets added to the view
+        self._new: dict[tuple[int, int], list[int]] = {}  # what open tickets added to the view
+        self._coming: dict[int, set[int]] = {}  # likewise, of each incarnation
         self._viewed: dict[str, int] = {}  # the incarnations that the view is of
 
     def route(
@@ -100,13 +101,16 @@ class Router:
             digests = self.view.digests(request, page_size)
             cached = cache(partial(self._cached, digests, table, page_size))
             shown = replace(request, forced_output=None) if request.forced_output else request
-            starts = None if self._starts is None else partial(self._starts, request, table)
-            query = RouteQuery(shown, predicted_output, table, cached, self._random, now_s, starts)
+            computed = cache(partial(self._computed, digests, table, page_size, cached))
+            starts = partial(self._earliest, request, table)
+            facts = shown, predicted_output, table, cached, computed
+            query = RouteQuery(*facts, self._random, now_s, starts)
             decision, plugin = self.hooks.decide(HOOK, query)
             row = check_route(decision, plugin, table)
             ticket = self._count(query, decision.replica, int(cached()[row]), row)
             new = self.view.add(decision.replica, digests)
             self._new[ticket.incarnation, ticket.number] = new
+            self._coming.setdefault(ticket.incarnation, set()).update(new)
             if self._on_route is not None:
                 self._on_route(_record(query, decision, plugin, row, ticket))
             return ticket
@@ -114,13 +118,13 @@ class Router:
     def ended(self, ticket: Ticket) -> bool:
         """The request is over there, served or aborted; whether the ticket was open."""
         with self.registry.lock:
-            self._new.pop((ticket.incarnation, ticket.number), None)
+            self._take_new(ticket)
             return self.registry.close(ticket)
 
     def refused(self, ticket: Ticket) -> bool:
         """The replica never took it: it computed nothing of it either."""
         with self.registry.lock:
-            new = self._new.pop((ticket.incarnation, ticket.number), [])
+            new = self._take_new(ticket)
             if self._viewed.get(ticket.replica) == ticket.incarnation:
                 self.view.forget(ticket.replica, new)
             return self.registry.close(ticket)
@@ -136,7 +140,9 @@ class Router:
                     self._viewed[name] = incarnation
                 self.view.resize(name, snapshot.pool_pages * page_size, page_size)
                 if snapshot.cache is not None:
-                    self.view.replace(name, snapshot.cache.tolist())
+                    held = snapshot.cache.tolist()
+                    self.view.replace(name, held)
+                    self._coming.get(incarnation, set()).difference_update(held)
             return news
 
     def fail(self, incarnation: int, replica: str, why: str) -> list[Ticket]:
@@ -150,6 +156,40 @@ class Router:
         tokens = self.view.cached_tokens(digests, table.ids, page_size)
         tokens.flags.writeable = False
         return tokens
+
+    def _earliest(self, request: Request, table: ReplicaTable) -> NDArray[np.float64]:
+        if self._starts is None:
+            plugin = self.hooks.in_charge()[HOOK]
+            rule = "asked in mode=simulate by a plugin with a true attribute `oracle`"
+            raise PolicyError(f"{HOOK}: query.earliest_starts() must be {rule}, got {plugin}")
+        return self._starts(request, table)
+
+    def _computed(
+        self,
+        digests: list[int],
+        table: ReplicaTable,
+        page_size: int,
+        cached: Callable[[], NDArray[np.int64]],
+    ) -> NDArray[np.int64]:
+        size = self.view.block_size(page_size)
+        tokens: NDArray[np.int64] = np.maximum(cached() - table.prompt_tokens, 0)
+        for row in np.flatnonzero(tokens < cached()).tolist():
+            depth = int(cached()[row]) // size
+            coming = self._coming.get(self._viewed.get(table.ids[row], 0), ())
+            while depth and digests[depth - 1] in coming:
+                depth -= 1
+            tokens[row] = max(tokens[row], depth * size)
+        tokens.flags.writeable = False
+        return tokens
+
+    def _take_new(self, ticket: Ticket) -> list[int]:
+        """What the ticket added to the view is no longer on its way."""
+        new = self._new.pop((ticket.incarnation, ticket.number), [])
+        coming = self._coming.get(ticket.incarnation, set())
+        coming.difference_update(new)
+        if not coming:
+            self._coming.pop(ticket.incarnation, None)
+        return new
 
     def _count(self, query: RouteQuery, replica: str, cached: int, row: int) -> Ticket:
         request = query.request

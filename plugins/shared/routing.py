@@ -121,18 +121,22 @@ class RouteQuery:
     """Where shall `request` go? replicas: at least one.
 
     predicted_output: tokens, the length predictor's answer within max_tokens. cached_tokens():
-    tokens of the prompt that each replica probably holds, int64 [replicas], at most all but the
-    last; worked out on the first call. random: a generator of the router's own, seeded by the
-    run's seed. earliest_starts(): in a simulation, and for a plugin with a true attribute `oracle`
-    alone, when each replica would truly start to answer, seconds from now, float64 [replicas]."""
+    tokens of the prompt that each replica probably holds or is computing, int64 [replicas], at most
+    all but the last; computed_tokens(): of these the ones that it surely has computed, likewise:
+    those that requests which have ended brought there, or as many as are more than all the prefill
+    work that it has left. Both are worked out on the first call. random: a generator of the
+    router's own, seeded by the run's seed. earliest_starts(): when each replica would truly start
+    to answer, seconds from now, float64 [replicas]; raises PolicyError unless in a simulation, and
+    for a plugin with a true attribute `oracle`."""
 
     request: Request
     predicted_output: float
     replicas: ReplicaTable
     cached_tokens: Callable[[], NDArray[np.int64]]
+    computed_tokens: Callable[[], NDArray[np.int64]]
     random: np.random.Generator
     now_s: float
-    earliest_starts: Callable[[], NDArray[np.float64]] | None = None
+    earliest_starts: Callable[[], NDArray[np.float64]]
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -35,15 +35,20 @@ def table(*replicas: dict[str, Any]) -> ReplicaTable:
 def query(
     *replicas: dict[str, Any],
     cached: Sequence[int] | None = None,
+    computed: Sequence[int] | None = None,
+    starts: Sequence[float] = (),
     prompt: int = 100,
     output: float = 28.0,
     now_s: float = 0.0,
     seed: int = 0,
 ) -> RouteQuery:
-    """What a policy is asked: cached tokens of each replica, 0 if not given."""
+    """What a policy is asked: cached tokens of each replica, 0 if not given, all of them computed
+    if not said otherwise."""
     held = np.array([0] * len(replicas) if cached is None else cached, np.int64)
+    there = held if computed is None else np.array(computed, np.int64)
+    facts = ask(prompt=prompt), output, table(*replicas), lambda: held, lambda: there
     random = np.random.default_rng(seed)
-    return RouteQuery(ask(prompt=prompt), output, table(*replicas), lambda: held, random, now_s)
+    return RouteQuery(*facts, random, now_s, lambda: np.array(starts))
 
 
 def snapshot(replica: str = "a", number: int = 1, received: int = 0, **facts: Any) -> Any:

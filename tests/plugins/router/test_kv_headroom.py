@@ -1,4 +1,4 @@
-"""kv_headroom: free + evictable - promised - this request's uncached need, worked out by hand."""
+"""kv_headroom: (free + evictable) / (promised + its uncached need), worked out by hand."""
 
 import numpy as np
 import pytest
@@ -12,22 +12,43 @@ B = {"pages_free": 20, "pages_evictable": 0, "pages_promised": 5}
 
 
 def test_most_headroom_takes_it():
-    """100 prompt and 28 output tokens need 8 pages of 16: 4 pages are left at a, 7 at b."""
+    """100 prompt and 28 output tokens need 8 pages of 16: 15 pages for 3 + 8, 20 for 5 + 8."""
     decision = KvHeadroom().decide_route(query(A, B))
     assert decision.replica == "b"
-    assert decision.scores.tolist() == [64.0, 112.0]
+    assert decision.scores.tolist() == [15 / 11, 20 / 13]
 
 
-def test_a_cached_prefix_counts_as_room():
+def test_a_cached_prefix_is_not_needed():
+    """64 of 8 * 16 tokens: 15 pages for 3 + 4."""
     decision = KvHeadroom().decide_route(query(A, B, cached=[64, 0]))
     assert decision.replica == "a"
-    assert decision.scores.tolist() == [128.0, 112.0]
+    assert decision.scores.tolist() == [15 / 7, 20 / 13]
 
 
-def test_oversold_memory_still_tells_replicas_apart():
-    decision = KvHeadroom().decide_route(query(A | {"pages_promised": 50}, B | {"pages_free": 0}))
-    assert decision.scores.tolist() == [(15 - 50 - 8) * 16, (0 - 5 - 8) * 16]
+def test_a_prefix_that_is_still_being_computed_is_needed():
+    decision = KvHeadroom().decide_route(query(A, B, cached=[64, 0], computed=[0, 0]))
     assert decision.replica == "b"
+    assert decision.scores.tolist() == [15 / 11, 20 / 13]
+
+
+def test_a_prefix_outweighs_others_memory_but_not_their_queue():
+    """A prompt of 1,600 tokens with all but 64 cached at a, where 40 of 100 pages are held: 60 for
+    4 + 2 of output beside 100 for 102. A queue of 70 pages at a is more than the prompt saves."""
+    held = {"pages_free": 60}
+    asked = {"cached": [1536, 0], "prompt": 1600, "output": 32.0}
+    decision = KvHeadroom().decide_route(query(held, {}, **asked))
+    assert decision.scores.tolist() == [60 / 6, 100 / 102]
+    assert decision.replica == "a"
+    queue = held | {"pages_promised": 70}
+    assert KvHeadroom().decide_route(query(queue, {}, **asked)).replica == "b"
+
+
+def test_without_any_supply_the_least_demand_takes_it():
+    full = {"pages_free": 0, "pages_evictable": 0}
+    decision = KvHeadroom().decide_route(query(A | full, B | full, A | full | {"requests": 1}))
+    assert decision.scores.tolist() == [0.0, 0.0, 0.0]
+    assert decision.replica == "a"
+    assert KvHeadroom().decide_route(query(B | full, A | full)).replica == "b"
 
 
 def test_among_equals_fewer_requests_then_the_first():
@@ -45,10 +66,11 @@ def test_a_hot_replica_goes_last_and_is_still_used():
 
 
 def test_pages_of_different_sizes_are_compared_in_tokens():
+    """130 tokens are 33 pages of 4 or 9 of 16; 20 of them are cached at both."""
     small = {"pages_free": 30, "page_size": 4}
     large = {"pages_free": 16, "page_size": 16}
-    decision = KvHeadroom().decide_route(query(small, large))
-    assert decision.scores.tolist() == [(30 - 32) * 4, (16 - 8) * 16]
+    decision = KvHeadroom().decide_route(query(small, large, output=30.0, cached=[20, 20]))
+    assert decision.scores.tolist() == [30 * 4 / (33 * 4 - 20), 16 * 16 / (9 * 16 - 20)]
 
 
 def test_bad_temperature_is_refused():

@@ -1,12 +1,10 @@
 """round_robin, least_loaded, two_choices, lmetric, earliest_start: their rules by hand."""
 
 import threading
-from dataclasses import replace
 
-import numpy as np
 import pytest
 
-from core.errors import ConfigError
+from core.errors import PolicyError
 from plugins.router.earliest_start import EarliestStart
 from plugins.router.freeness import Freeness
 from plugins.router.least_loaded import LeastLoaded
@@ -110,9 +108,14 @@ def test_freeness_is_headroom_for_each_request():
     assert decision.replica == "b"
 
 
-def test_earliest_start_needs_a_simulation_and_takes_the_least():
-    asked = query(*loads(0, 0, 0))
-    with pytest.raises(ConfigError, match="no oracle outside mode=simulate"):
-        EarliestStart().decide_route(asked)
-    asked = replace(asked, earliest_starts=lambda: np.array([2.0, 0.5, 1.0]))
+def test_earliest_start_takes_the_least_and_among_equals_fewer_requests():
+    asked = query(*loads(0, 0, 0), starts=[2.0, 0.5, 1.0])
     assert EarliestStart().decide_route(asked).replica == "b"
+    asked = query(*loads(1, 0, 0), starts=[0.5, 0.5, 1.0])
+    assert EarliestStart().decide_route(asked).replica == "b"
+
+
+def test_earliest_start_outside_of_a_simulation_is_an_error():
+    rig = Rig(EarliestStart(), [snapshot("a")])
+    with pytest.raises(PolicyError, match=r"earliest_starts\(\) must be asked in mode=simulate"):
+        rig.router.route(ask(), 16.0, 0.0)

@@ -58,6 +58,7 @@ def test_aborts_and_refusals_leave_no_trace():
     digests = rig.view.digests(ask(prompt=range(900, 960)), 16)
     assert rig.view.cached_tokens(digests, ["a", "b"], 16).tolist() == [0, 0]
     assert not rig.router._new
+    assert not rig.router._coming
 
 
 def test_all_dead_is_an_error_until_one_is_back():
@@ -122,7 +123,9 @@ def test_policies_do_not_see_true_lengths():
     rig.router.route(ask(forced_output=7), 16.0, 0.0)
     (query,) = seen.asked
     assert query.request.forced_output is None
-    assert query.earliest_starts is None
+    text = r"earliest_starts\(\) must be asked in mode=simulate by .*`oracle`, got router"
+    with pytest.raises(PolicyError, match=text):
+        query.earliest_starts()
 
 
 def test_a_report_of_the_cache_is_believed():
@@ -130,6 +133,66 @@ def test_a_report_of_the_cache_is_believed():
     digests = rig.view.digests(ask(prompt=100), 16)
     rig.report(snapshot("a", 2, cache=np.array(digests[:3], np.uint64)))
     assert rig.router.route(ask(prompt=100), 16.0, 0.0).cached_tokens == 48
+
+
+def computed(seen):
+    query = seen.asked[-1]
+    return query.cached_tokens().tolist(), query.computed_tokens().tolist()
+
+
+def test_what_an_open_request_brought_is_computed_once_it_has_ended():
+    """A prompt of 100 tokens, another that begins with it, and 96 of 200 are in whole pages."""
+    seen = spy("decide_route", lambda query: RouteDecision("a"))
+    rig = Rig(seen, [snapshot("a"), snapshot("b")])
+    first = rig.router.route(ask("r", prompt=100), 16.0, 0.0)
+    second = rig.router.route(ask("s", prompt=200), 16.0, 0.0)
+    assert computed(seen) == ([96, 0], [0, 0])
+    rig.router.route(ask("t", prompt=200), 16.0, 0.0)
+    assert computed(seen) == ([192, 0], [0, 0])
+    assert rig.router.ended(first)
+    third = rig.router.route(ask("u", prompt=200), 16.0, 0.0)
+    assert computed(seen) == ([192, 0], [96, 0])
+    assert rig.router.ended(second)
+    assert rig.router.refused(third)
+    rig.router.route(ask("v", prompt=200), 16.0, 0.0)
+    assert computed(seen) == ([192, 0], [192, 0])
+
+
+def test_what_is_more_than_the_prefill_left_is_computed():
+    """192 tokens sent, and by the report 50 of all prompts there are still to be computed."""
+    seen = spy("decide_route", lambda query: RouteDecision("a"))
+    rig = Rig(seen, [snapshot("a")])
+    rig.router.route(ask("r", prompt=200), 16.0, 0.0)
+    rig.report(snapshot("a", 2, received=1, prompt_tokens=50))
+    rig.router.route(ask("s", prompt=200), 16.0, 0.0)
+    assert computed(seen) == ([192], [142])
+    rig.report(snapshot("a", 3, received=2))
+    rig.router.route(ask("t", prompt=200), 16.0, 0.0)
+    assert computed(seen) == ([192], [192])
+
+
+def test_a_report_of_the_cache_tells_what_is_computed():
+    seen = spy("decide_route", lambda query: RouteDecision("a"))
+    rig = Rig(seen, [snapshot("a")])
+    rig.router.route(ask("r", prompt=100), 16.0, 0.0)
+    digests = rig.view.digests(ask(prompt=100), 16)
+    told = {"received": 1, "prompt_tokens": 200, "cache": np.array(digests[:3], np.uint64)}
+    rig.report(snapshot("a", 2, **told))
+    rig.router.route(ask("s", prompt=100), 16.0, 0.0)
+    assert computed(seen) == ([48], [48])
+
+
+def test_an_end_in_a_dead_incarnation_computes_nothing_in_the_next():
+    seen = spy("decide_route", lambda query: RouteDecision("a"))
+    rig = Rig(seen, [snapshot("a")])
+    old = rig.router.route(ask("r", prompt=100), 16.0, 0.0)
+    rig.router.fail(rig.incarnations["a"], "a", "killed")
+    rig.join(snapshot("a"), 1.0)
+    new = rig.router.route(ask("r", prompt=100), 16.0, 1.0)
+    assert rig.router.ended(old)
+    rig.router.route(ask("s", prompt=100), 16.0, 1.0)
+    assert computed(seen) == ([96], [0])
+    assert rig.router.ended(new)
 
 
 def test_bad_settings_are_refused():
