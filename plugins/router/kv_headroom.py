@@ -41,8 +41,8 @@ class KvHeadroom:
     @hookimpl
     def decide_route(self, query: RouteQuery) -> RouteDecision:
         """Scores: headroom, supply / demand."""
-        rows, supply, demand = query.replicas, supply_tokens(query), demand_tokens(query)
-        headroom = supply / demand
+        rows, demand = query.replicas, demand_tokens(query, query.computed_tokens())
+        headroom = supply_tokens(query) / demand
         hot = rows.temperature_c > self.hot_c  # False for NaN
         best = int(np.lexsort((rows.requests, demand, -headroom, hot))[0])
         reason = "most KV headroom" + (", though hot" if hot[best] else "")
@@ -56,8 +56,9 @@ def supply_tokens(query: RouteQuery) -> NDArray[np.int64]:
     return tokens
 
 
-def demand_tokens(query: RouteQuery) -> NDArray[np.int64]:
-    """Tokens that each replica will take with this request, int64 [replicas], at least 1."""
+def demand_tokens(query: RouteQuery, held: NDArray[np.int64]) -> NDArray[np.int64]:
+    """Tokens that each replica will take with this request, of whose prompt it holds so many, int64
+    [replicas], at least 1."""
     rows = query.replicas
     tokens: NDArray[np.int64] = (rows.pages_promised + pages_needed(query)) * rows.page_size
-    return tokens - query.computed_tokens()
+    return tokens - held

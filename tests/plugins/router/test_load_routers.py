@@ -108,6 +108,11 @@ def test_freeness_is_headroom_for_each_request():
     assert decision.replica == "b"
 
 
+def test_freeness_counts_what_is_cached_or_on_its_way():
+    decision = Freeness().decide_route(query(*loads(0, 0), cached=[0, 64], computed=[0, 0]))
+    assert decision.scores.tolist() == [92 * 16, 92 * 16 + 64]
+
+
 def test_earliest_start_takes_the_least_and_among_equals_fewer_requests():
     asked = query(*loads(0, 0, 0), starts=[2.0, 0.5, 1.0])
     assert EarliestStart().decide_route(asked).replica == "b"
