@@ -7,6 +7,7 @@ point of a step whether or not launches overlap: with forced lengths every decis
 from collections.abc import Collection
 from dataclasses import dataclass, field
 from itertools import product
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -98,7 +99,7 @@ class Committer:
         alive = table.id[slots] == sampled
         if some(~alive):
             slots, streams = slots[alive], streams[alive]
-        sequences = list(map(table.at, slots.tolist()))
+        sequences: list[Any] = list(map(table.sequences.__getitem__, slots.tolist()))
         table.known[slots] += num
         table.in_flight[slots] -= num
         table.last_token[slots] = streams[:, -1]

@@ -102,8 +102,8 @@ def reads(first: Int32, each: Int32) -> tuple[Int64, Int64, Int64]:
     tokens, ends = each.astype(np.int64), first + each
     tokens[1:] -= each[:-1]
     # A row's new tokens attend to end - tokens + 1 .. end tokens.
-    attended = (tokens * (2 * ends - tokens + 1)).sum(axis=1) // 2
-    return ends.sum(axis=1), attended, tokens.sum(axis=1)
+    attended = np.add.reduce(tokens * (2 * ends - tokens + 1), axis=1) // 2
+    return np.add.reduce(ends, axis=1), attended, np.add.reduce(tokens, axis=1)
 
 
 @dataclass(frozen=True, slots=True, eq=False)

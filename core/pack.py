@@ -76,7 +76,7 @@ class Packer:
             if repeats is not None:
                 record.slices = repeats.turn
                 record.decode_tokens += (num_rows - decode_rows) * (record.steps - repeats.turn)
-            record.prefill_tokens = int(tokens.sum()) - record.decode_tokens
+            record.prefill_tokens = int(np.add.reduce(tokens)) - record.decode_tokens
             if record.slices in (0, record.steps):
                 record.last_prefill_tokens = int(tokens[-1]) - decode_rows
         if repeats is not None:

@@ -15,7 +15,7 @@ from core.queries import BatchDecision, BatchQuery, Cause
 from core.records import StepRecord
 from core.request import SLOT_MASK, FinishReason
 from core.state import CORE, EngineState
-from core.table import State, some
+from core.table import EndTokens, State, some
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -130,7 +130,7 @@ class Planner:
             return rows
         full = len(state.running) >= state.config.max_num_seqs and not state.hooks.displaces
         nobody_starts = not len(state.waiting) or (full and state.waiting.holds)
-        if not nobody_starts or np.count_nonzero(table.end_tokens[slots]):
+        if not nobody_starts or some(table.end_tokens[slots] > EndTokens.NONE):
             return rows
         known, first = table.known[slots] + table.in_flight[slots], table.computed[slots]
         left, room = known - first, table.length_limit[slots] - known
@@ -143,7 +143,7 @@ class Planner:
         facts = table.row[slots], first, rows.num_tokens, left, room
         repeats: Repeats = self._forecast(*facts, until_s)
         times = len(repeats.each)
-        if np.count_nonzero(table.forks[slots]):
+        if some(table.forks[slots] > 0):
             times = repeats.turn  # choices start when their prompt ends
         while times > 1 and self._short(rows, repeats.each[times - 1]) > 0:
             times //= 2

@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from core.config import require
 from core.hookspecs import hookimpl
 from core.queries import BatchDecision, BatchQuery
+from core.table import some
 
 
 class Chunked:
@@ -41,13 +42,13 @@ class Chunked:
         running = query.running
         remaining = running.remaining
         budget = min(self.token_budget or query.token_limit, query.token_limit)
-        if len(remaining) <= budget and remaining.max() == 1:
+        if len(remaining) <= budget and not some(remaining > 1):
             return BatchDecision(running.id, remaining, "decode")
         decoding = (remaining == 1).nonzero()[0][:budget]
         prompts = (remaining > 1).nonzero()[0]
         slices = self._share(remaining[prompts], budget - len(decoding))
         served, num_served = prompts, len(prompts)
-        if num_served and not (least := int(slices.min())):
+        if num_served and not (least := int(np.minimum.reduce(slices))):
             served, slices = prompts[slices > 0], slices[slices > 0]
         rows = np.concatenate((decoding, served))
         tokens = np.concatenate((remaining[decoding], slices))
@@ -58,7 +59,7 @@ class Chunked:
     def _share(self, remaining: NDArray[np.int32], budget: int) -> NDArray[np.int32]:
         """Tokens for each prompt, given in order of admission."""
         wanted = np.minimum(remaining, self.slice_tokens)
-        if int(wanted.sum()) <= budget:
+        if int(np.add.reduce(wanted)) <= budget:
             return wanted
         given = np.zeros_like(wanted)
         shorter = np.flatnonzero(remaining < remaining[0])

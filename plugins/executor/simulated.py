@@ -257,13 +257,13 @@ class SimulatedExecutor:
             num = 1 if alone else max(min(MOST, int(np.minimum.reduce(room))), 1)
             return num, num
         ends = -(-left // num_tokens)  # 1 of a row that decodes
-        turn, num = int(ends[slices].min()), int((ends - 1 + room).min())
-        if np.count_nonzero(ends[slices] > turn):
+        turn, num = (int(np.minimum.reduce(one)) for one in (ends[slices], ends - 1 + room))
+        if some(ends[slices] > turn):
             num = min(num, turn)
         if (first_end := int(room[~slices].min(initial=MOST + 1))) <= turn:
             num = min(num, first_end - 1)
         # A last slice of one token would be a one-token row.
-        if np.count_nonzero(left[slices] == num_tokens[slices] * (turn - 1) + 1):
+        if some((left == num_tokens * (turn - 1) + 1) & slices):
             num = min(num, turn - 1)
         return max(min(num, MOST), 1), turn
 

@@ -75,7 +75,7 @@ class BusyTimes:
         if varied is not None:
             seconds = seconds[: max(varied, 1)]
         start_s, longest_s = starts_s[0][0], max(several[0] for several in starts_s.values())
-        if not self.overlap and longest_s > seconds.min():
+        if not self.overlap and longest_s > float(np.minimum.reduce(seconds)):
             seconds = seconds[:1]
         # One addition after another, as single launches do it: the same bits.
         if not self.overlap:

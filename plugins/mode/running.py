@@ -10,6 +10,9 @@ from plugins.mode.outlet import Outlet
 from plugins.shared.clocks import RealClock
 from plugins.shared.session import Records, Session
 
+YOUNG_OBJECTS = 50_000
+"""New objects between two collections: a step makes hundreds, and hardly any of them in a cycle."""
+
 
 @contextmanager
 def running(session: Session, contains_faults: bool = False) -> Iterator[tuple[Engine, Outlet]]:
@@ -32,8 +35,11 @@ def running(session: Session, contains_faults: bool = False) -> Iterator[tuple[E
     # What start-up left stays to the end: no collection needs to go through it.
     gc.collect()
     gc.freeze()
+    before = gc.get_threshold()
+    gc.set_threshold(YOUNG_OBJECTS, *before[1:])
     try:
         yield engine, outlet
     finally:
+        gc.set_threshold(*before)
         gc.unfreeze()
         engine.close()
