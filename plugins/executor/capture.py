@@ -48,6 +48,8 @@ def capture_graphs(
         state.chunk_graphs.capture(progress)
         if getattr(state.forward.backend, "extends_in_graph", False):
             for shares in kinds:
-                place = largest, state.pool.pad_row, capture, shares
-                mixed = state.mixed_graphs[shares] = MixedGraphs(state.forward, sizes, *place)
+                rows = largest, state.pool.pad_row
+                mixed = state.mixed_graphs[shares] = MixedGraphs(
+                    state.forward, sizes, *rows, capture, shares
+                )
                 mixed.capture(progress)

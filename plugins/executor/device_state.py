@@ -54,11 +54,12 @@ class DeviceState:
         graphs = self.graphs.get(shares_prefix and len(launch.row_ids) >= SHARED_ROWS)
         return graphs if graphs is not None and graphs.takes(launch, self.rows) else None
 
-    def mixed_for(self, launch: Launch, num_tokens: int, shares_prefix: bool) -> MixedGraphs | None:
-        """Graphs that can stand for any other launch of so many tokens, padding included, None =
-        there are none."""
+    def mixed_for(self, launch: Launch, shares_prefix: bool) -> tuple[MixedGraphs | None, int]:
+        """Graphs one of which can stand for any other launch, None = there are none; and to how
+        many tokens they pad it."""
         graphs = self.mixed_graphs.get(shares_prefix and launch.num_decode_rows >= SHARED_ROWS)
-        return graphs if graphs is not None and graphs.takes(launch, num_tokens) else None
+        size = 0 if graphs is None else graphs.size_for(launch)
+        return (graphs if size else None), size
 
 
 def allocate(

@@ -59,11 +59,11 @@ class LaunchStarter:
         return self._send(launch, tokens, graph_rows=size)
 
     def _compute(self, launch: Launch, state: DeviceState, shares_prefix: bool) -> InFlight:
-        packed = pack(launch, state.rows, state.padding, state.pool.pad_row)
+        mixed, size = state.mixed_for(launch, shares_prefix)
+        packed = pack(launch, state.rows, state.padding, state.pool.pad_row, size)
         sampled = _sampled(launch, state.rows)
         samples = plan_samples(state.rows, *sampled, for_kernels=self.sampling is not None)
-        arrays, num_tokens = packed.arrays, len(packed.arrays["token_ids"])
-        mixed = state.mixed_for(launch, num_tokens, shares_prefix)
+        arrays = packed.arrays
         if mixed is not None:
             arrays = mixed.lay_out(arrays, launch.num_decode_rows)
         inputs = upload(arrays | samples.arrays, self.device)

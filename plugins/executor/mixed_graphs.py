@@ -22,12 +22,14 @@ from core.launch import Launch
 from plugins.executor.chunk_graphs import borrowed
 from plugins.executor.forward import Forward
 from plugins.executor.graphs import Capture, Graph
+from plugins.shared.launch_sizes import least
 
 FIELDS = ("positions", "token_rows", "row_ids", "context_lens", "query_starts")
 """Of PackedLaunch.arrays, what a graph takes besides token_ids."""
 
-SMALLEST, LARGEST = 16, 2048
-"""Tokens of a launch."""
+STEPS = ((128, 32), (1024, 64), (2048, 128))
+"""Tokens of a launch: up to how many, a graph every so many. Below the first, and in a large model
+below the second, tokens more cost little beside the weights that are read."""
 
 CHUNKS = 31
 """Rows of several tokens, at most."""
@@ -75,6 +77,7 @@ class MixedGraphs:
         self._most_rows, self._pad_row = most_rows, pad_row
         self._wanted = mixed_sizes(sizes)
         self._captured: dict[int, Sized] = {}
+        self.sizes: list[int] = []  # captured ones, ascending
         model, largest = forward.model, max(self._wanted, default=0)
         self._work = WORK / (4 * model.num_q_heads * model.head_dim)
         self._device = torch.device(model.device)
@@ -82,11 +85,6 @@ class MixedGraphs:
         self._token_ids, self._others = (
             torch.zeros(count, dtype=torch.int64, device=self._device) for count in words
         )
-
-    @property
-    def sizes(self) -> list[int]:
-        """Tokens for which there is a graph, ascending."""
-        return sorted(self._captured)
 
     def capture(self, progress: bool) -> None:
         """Capture sizes from the smallest on, while they are worth it."""
@@ -103,16 +101,18 @@ class MixedGraphs:
                 if replay_seconds(sized.graph, self._device) > limit_s:
                     break  # larger ones take longer
                 self._captured[size] = sized
+                self.sizes.append(size)
 
-    def takes(self, launch: Launch, size: int) -> bool:
-        """Whether a graph of `size` tokens, padding included, can stand for the launch, and is
-        better than kernels that know its lengths."""
-        sized, ones = self._captured.get(size), launch.num_decode_rows
-        if sized is None or ones > sized.ones or len(launch.row_ids) - ones > CHUNKS:
-            return False
+    def size_for(self, launch: Launch) -> int:
+        """Tokens, padding included, of the graph that stands for the launch; 0 if none can, or
+        kernels that know its lengths are better."""
+        ones, size = launch.num_decode_rows, least(self.sizes, len(launch.token_ids))
+        if not size or ones > self._captured[size].ones or len(launch.row_ids) - ones > CHUNKS:
+            return 0
         new = launch.num_tokens[ones:].astype(np.int64)
         context = launch.first_positions[ones:] + new
-        return bool(context.max(initial=0) <= CONTEXT and (new * context).sum() <= self._work)
+        fits = context.max(initial=0) <= CONTEXT and (new * context).sum() <= self._work
+        return size if fits else 0
 
     def lay_out(self, arrays: dict[str, NDArray[Any]], ones: int) -> dict[str, NDArray[Any]]:
         """PackedLaunch.arrays of a launch with so many one-token rows, those that a graph takes but
@@ -158,8 +158,13 @@ class MixedGraphs:
 
 
 def mixed_sizes(sizes: list[int]) -> list[int]:
-    """Those of `sizes` (tokens) that are captured."""
-    return [size for size in sizes if SMALLEST <= size <= LARGEST]
+    """Those of `sizes` (tokens, ascending) that are captured: multiples of STEPS, and the last."""
+    found = []
+    for size in sizes:
+        step = next((step for most, step in STEPS if size <= most), None)
+        if step is not None and (size % step == 0 or size == sizes[-1]):
+            found.append(size)
+    return found
 
 
 def replay_seconds(graph: Graph, device: torch.device) -> float:

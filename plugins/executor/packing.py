@@ -40,9 +40,11 @@ class PackedLaunch:
     scores: PromptScores | None
 
 
-def pack(launch: Launch, rows: SamplingRows, padding: Padding | None, pad_row: int) -> PackedLaunch:
+def pack(
+    launch: Launch, rows: SamplingRows, padding: Padding | None, pad_row: int, size: int = 0
+) -> PackedLaunch:
     """Lay a launch out. `rows` says who wants prompt log-probabilities; its setups are applied
-    already. pad_row: the padding's table row."""
+    already. pad_row: the padding's table row. size: tokens with padding, 0 = as padding says."""
     query_lens = launch.num_tokens.astype(np.int64)
     ends = query_lens.cumsum()
     starts = ends - query_lens
@@ -55,7 +57,7 @@ def pack(launch: Launch, rows: SamplingRows, padding: Padding | None, pad_row: i
     num_tokens, num_logits = len(launch.token_ids), len(logits_rows)
     more_tokens = more_logits = 0
     if padding is not None:
-        more_tokens = padding(num_tokens) - num_tokens
+        more_tokens = (size or padding(num_tokens)) - num_tokens
         more_logits = padding(num_logits) - num_logits
     positions = np.arange(num_tokens) + (first - starts).repeat(query_lens)
     arrays: dict[str, NDArray[Any]] = {

@@ -31,9 +31,10 @@ class LaunchSizes:
             if size or not self.graphs:
                 return size or num_rows, size or num_rows, "decode"
             return num_rows, num_rows, "eager"
+        size = least(self.mixed, num_tokens)
+        if size and num_rows - num_decodes <= GRAPHED_CHUNKS:
+            return num_rows, size, "graphed"
         tokens = least(self.tokens, num_tokens) or num_tokens
-        if tokens in self.mixed and num_rows - num_decodes <= GRAPHED_CHUNKS:
-            return num_rows, tokens, "graphed"
         if self.chunks and tokens not in self.chunks:
             return num_rows, tokens, "eager"
         return num_rows, tokens, "mixed" if num_decodes else "chunk"

@@ -7,11 +7,13 @@ import torch
 
 from core.errors import ConfigError
 from core.hooks import Hooks
+from kernels import extend as plain
 from kernels import extend_dense
 from kernels.declare import Capabilities, declare
 from kernels.extend import ExtendConfig
+from kernels.invariant import InvariantExtend
 from kernels.torch_reference import paged_decode, paged_extend
-from plugins.attention.paged import PagedAttention
+from plugins.attention.paged import PagedAttention, PagedBackend
 from plugins.shared.model_protocols import AttentionBatch, AttentionQuery
 
 
@@ -147,6 +149,51 @@ def test_rows_are_split_between_the_kernels():
         ([[1], [2]], [5, 6], 0.5, None),
         ([[3], [4]], [7, 8], [0, 4, 7], "planned"),
     ]
+
+
+def test_a_launch_in_a_graph_gives_all_tokens_to_the_kernel_that_may_be_captured():
+    calls = []
+
+    @declare(Capabilities(("float32",), ("cpu",), graph_safe=True, takes_out=True))
+    def captured(q, k_cache, v_cache, table, lens, starts, scale, window, out):
+        calls.append((len(q), table.tolist(), lens.tolist(), starts.tolist()))
+        return out
+
+    @declare(Capabilities(("float32",), ("cpu",)), in_graph=captured)
+    def extend(*arguments):
+        raise AssertionError("reads lengths on the host")
+
+    backend = PagedAttention(paged_decode, extend).build_attention(query())
+    assert backend.extends_in_graph
+    batch = AttentionBatch(
+        page_table=torch.tensor([[1], [2], [3], [4]]),
+        context_lens=torch.tensor([5, 1, 7, 0], dtype=torch.int32),
+        query_starts=torch.tensor([0, 0, 1, 5, 5], dtype=torch.int32),
+        host_context_lens=[1] * 4,
+        host_query_lens=[1] * 4,
+        num_decode_rows=2,
+        page_size=16,
+        in_graph=True,
+    )
+    made, out = backend.plan(batch), torch.empty(6, 4, 64)
+    assert backend.extend(torch.zeros(6, 4, 64), None, None, made, 0.5, None, out=out) is out
+    assert calls == [(6, [[3], [4]], [7, 0], [1, 5, 5])]
+
+
+@pytest.mark.parametrize(
+    ("extend", "there"),
+    [
+        (kernel(graph_safe=True, takes_out=True), False),  # it may read what it must not write
+        (paged_extend, False),
+        (extend_dense.extend, True),
+        (plain.extend, True),
+        (InvariantExtend(128), False),
+    ],
+    ids=["silent", "torch", "dense", "plain", "invariant"],
+)
+def test_only_kernels_that_say_so_are_captured_with_decodes(extend, there):
+    backend = PagedBackend("any", paged_decode, extend, query())
+    assert backend.extends_in_graph is there
 
 
 @pytest.mark.parametrize(

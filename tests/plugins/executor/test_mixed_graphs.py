@@ -8,14 +8,14 @@ from kernels.declare import Capabilities, declare
 from kernels.torch_reference import paged_extend
 from plugins.executor import device_state, mixed_graphs
 from plugins.executor.device_state import DeviceState
-from plugins.executor.mixed_graphs import CHUNKS, MixedGraphs
+from plugins.executor.mixed_graphs import CHUNKS, MixedGraphs, mixed_sizes
 from plugins.executor.padding import Padding
 from plugins.executor.warm_up import page_0_launch
 from tests.plugins.executor.graph_run import JUNK, device_decode, make, rerun, serve
 from tests.plugins.model.dense import load
 from tests.tiny_models import save_tiny
 
-SIZES = [16, 24, 32, 64, 128]
+SIZES = [32, 64, 96, 128, 192]
 CAPABILITIES = Capabilities(dtypes=("float32",), devices=("cpu",), graph_safe=True, takes_out=True)
 
 
@@ -66,8 +66,7 @@ def test_tokens_equal_those_without(tiny, graphs, overlap):
     @torch.inference_mode()
     def launch_over_junk(one):
         found = executor._state.mixed_graphs[False]
-        size = executor._state.padding(len(one.token_ids))
-        taken.append((found.takes(one, size), one.num_decode_rows < len(one.row_ids)))
+        taken.append((found.size_for(one) > 0, one.num_decode_rows < len(one.row_ids)))
         for given in (found._token_ids, found._others):
             given.fill_(JUNK)
         launch(one)
@@ -98,27 +97,40 @@ def launch_of(*parts):
 
 def test_takes_what_has_room(graphs):
     assert graphs.sizes == SIZES
-    assert graphs.takes(launch_of((9, 1), (0, 5)), 16)
-    assert not graphs.takes(launch_of((9, 1), (0, 5)), 17)
-    ones, room = [(0, 1)] * 12, graphs._captured[16].ones
+    assert graphs.size_for(launch_of((9, 1), (0, 5))) == 32
+    assert graphs.size_for(launch_of((9, 1), (0, 31))) == 32
+    assert graphs.size_for(launch_of((9, 1), (0, 32))) == 64
+    assert graphs.size_for(launch_of((0, 192))) == 192
+    assert not graphs.size_for(launch_of((0, 193)))
+    ones, room = [(0, 1)] * 12, graphs._captured[32].ones
     assert room == 12
-    assert graphs.takes(launch_of(*ones), 16)
-    assert not graphs.takes(launch_of(*ones, (0, 1)), 16)
-    assert graphs.takes(launch_of(*[(0, 2)] * CHUNKS), 64)
-    assert not graphs.takes(launch_of(*[(0, 2)] * (CHUNKS + 1)), 64)
+    assert graphs.size_for(launch_of(*ones)) == 32
+    assert not graphs.size_for(launch_of(*ones, (0, 1)))
+    assert graphs.size_for(launch_of(*[(0, 2)] * CHUNKS)) == 64
+    assert not graphs.size_for(launch_of(*[(0, 2)] * (CHUNKS + 1)))
 
 
 def test_leaves_long_contexts_and_much_work_to_other_kernels(graphs):
     model = graphs._forward.model
-    assert graphs.takes(launch_of((8188, 4)), 16)
-    assert not graphs.takes(launch_of((8189, 4)), 16)
-    assert graphs.takes(launch_of((100_000, 1), (0, 4)), 16), "one-token rows are as before"
+    assert graphs.size_for(launch_of((8188, 4)))
+    assert not graphs.size_for(launch_of((8189, 4)))
+    assert graphs.size_for(launch_of((100_000, 1), (0, 4))), "one-token rows are as before"
     graphs._work = 4 * 1000
-    assert graphs.takes(launch_of((996, 4)), 16)
-    assert not graphs.takes(launch_of((997, 4)), 16)
-    assert MixedGraphs(graphs._forward, [16], 4, 0, rerun)._work == (
+    assert graphs.size_for(launch_of((996, 4)))
+    assert not graphs.size_for(launch_of((997, 4)))
+    assert MixedGraphs(graphs._forward, [32], 4, 0, rerun)._work == (
         mixed_graphs.WORK / (4 * model.num_q_heads * model.head_dim)
     )
+
+
+def test_sizes_are_those_to_which_others_pad():
+    found = mixed_sizes(Padding(8192).sizes)
+    assert found[:6] == [32, 64, 96, 128, 192, 256]
+    assert found[-3:] == [1792, 1920, 2048]
+    assert {576, 1024, 1152} <= set(found)
+    assert len(found) == 26
+    assert mixed_sizes(Padding(700).sizes)[-1] == 700
+    assert mixed_sizes(Padding(9000).sizes)[-1] == 2048
 
 
 def test_keeps_no_graph_that_takes_the_device_longer_than_the_host(tiny, monkeypatch):
@@ -133,15 +145,15 @@ def test_keeps_no_graph_that_takes_the_device_longer_than_the_host(tiny, monkeyp
 
 def test_lay_out_pads_rows_and_keeps_the_rest(graphs):
     arrays = {
-        "token_ids": np.arange(16), "positions": np.arange(16) + 100,
-        "token_rows": np.arange(16) + 200, "row_ids": np.array([3, 1, 2]),
+        "token_ids": np.arange(32), "positions": np.arange(32) + 100,
+        "token_rows": np.arange(32) + 200, "row_ids": np.array([3, 1, 2]),
         "context_lens": np.array([7, 8, 9]), "query_starts": np.array([0, 1, 2, 6]),
         "updates": np.zeros((0, 3)),
     }  # fmt: skip
     laid = graphs.lay_out(arrays, 2)
     assert set(laid) == {"token_ids", "updates", "others"}
     pad, room = graphs._pad_row, 12
-    positions, token_rows, rest = np.split(laid["others"], [16, 32])
+    positions, token_rows, rest = np.split(laid["others"], [32, 64])
     rows, lens, starts = np.split(rest, [room + CHUNKS, 2 * (room + CHUNKS)])
     assert positions.tolist() == arrays["positions"].tolist()
     assert token_rows.tolist() == arrays["token_rows"].tolist()
@@ -156,7 +168,7 @@ def test_a_size_that_fails_says_so(tiny):
 
     with pytest.raises(RuntimeError) as failure:
         serve(with_graphs(tiny(), capture=broken), rounds=0)
-    said = "while capturing 16 tokens; executor.graphs=off does without"
+    said = "while capturing 32 tokens; executor.graphs=off does without"
     assert failure.value.__notes__[0] == said
 
 
@@ -164,10 +176,10 @@ def test_rows_that_share_a_prefix_have_graphs_of_their_own(graphs, monkeypatch):
     monkeypatch.setattr(device_state, "SHARED_ROWS", 3)
     forward, launch = graphs._forward, launch_of((9, 1), (9, 1), (9, 1), (0, 5))
     state = DeviceState(forward.pool, None, None, forward, mixed_graphs={False: graphs})
-    assert state.mixed_for(launch, 16, shares_prefix=False) is graphs
-    assert state.mixed_for(launch, 16, shares_prefix=True) is None
-    assert state.mixed_for(launch_of((9, 1), (0, 5)), 16, shares_prefix=True) is graphs, "too few"
-    assert state.mixed_for(launch, 17, shares_prefix=False) is None
+    assert state.mixed_for(launch, shares_prefix=False) == (graphs, 32)
+    assert state.mixed_for(launch, shares_prefix=True) == (None, 0)
+    assert state.mixed_for(launch_of((9, 1), (0, 5)), shares_prefix=True) == (graphs, 32), "few"
+    assert state.mixed_for(launch_of((0, 200)), shares_prefix=False) == (None, 0)
     sharing = MixedGraphs(forward, SIZES, 12, graphs._pad_row, rerun, shares_prefix=True)
     seen = []
     plan = forward.backend.plan
@@ -176,4 +188,4 @@ def test_rows_that_share_a_prefix_have_graphs_of_their_own(graphs, monkeypatch):
         sharing.capture(progress=False)
     assert {(batch.shares_prefix, batch.in_graph) for batch in seen} == {(True, True)}
     state.mixed_graphs[True] = sharing
-    assert state.mixed_for(launch, 16, shares_prefix=True) is sharing
+    assert state.mixed_for(launch, shares_prefix=True) == (sharing, 32)
