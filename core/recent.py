@@ -23,7 +23,7 @@ class RecentTokens:
 
     def double(self) -> None:
         """Make room for twice the slots."""
-        for name in ("_tokens", "_times_s", "_steps", "count"):  # the last by its length
+        for name in ("_tokens", "_times_s", "_steps", "count"):  # count last: the stride
             column = getattr(self, name).reshape(-1, len(self.count))
             setattr(self, name, np.concatenate([column, np.zeros_like(column)], axis=1).ravel())
 
