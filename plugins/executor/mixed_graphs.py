@@ -88,7 +88,6 @@ class MixedGraphs:
 
     def capture(self, progress: bool) -> None:
         """Capture sizes from the smallest on, while they are worth it."""
-        limit_s = LAYER_S * self._forward.model.num_layers
         with Progress(console=Console(stderr=True), transient=True, disable=not progress) as bar:
             for size in bar.track(self._wanted, description="CUDA graphs of mixed launches"):
                 try:
@@ -98,7 +97,7 @@ class MixedGraphs:
                         f"while capturing {size} tokens; executor.graphs=off does without"
                     )
                     raise
-                if replay_seconds(sized.graph, self._device) > limit_s:
+                if not self._worth(sized.graph):
                     break  # larger ones take longer
                 self._captured[size] = sized
                 self.sizes.append(size)
@@ -142,6 +141,17 @@ class MixedGraphs:
         sized.others.copy_(others)
         sized.graph.replay()
         return sized.hidden, sized.delta
+
+    def _worth(self, graph: Graph) -> bool:
+        """Whether the device is done with it before the host would have launched its layers; of
+        several ranks, which must go on alike, the first one's."""
+        found_s = replay_seconds(graph, self._device)
+        group = self._forward.group
+        if group is not None:
+            agreed = torch.tensor([found_s], device=self._device)
+            group.take_first(agreed)
+            found_s = float(agreed)
+        return found_s <= LAYER_S * self._forward.model.num_layers
 
     def _sized(self, size: int) -> Sized:
         room = min(size, self._most_rows)

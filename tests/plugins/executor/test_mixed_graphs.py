@@ -1,5 +1,7 @@
 """Launches of any rows as one graph each."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
@@ -141,6 +143,26 @@ def test_keeps_no_graph_that_takes_the_device_longer_than_the_host(tiny, monkeyp
     layers = executor.model.num_layers
     assert 1e-3 > layers * mixed_graphs.LAYER_S > 1e-4
     assert executor._state.mixed_graphs[False].sizes == SIZES[:3]
+
+
+def test_ranks_keep_what_the_first_one_keeps(graphs, monkeypatch):
+    """What they measure differs, and a rank that captured one more would wait for the others."""
+
+    class Group:
+        rank, size = 1, 2
+
+        def take_first(self, x):
+            x.copy_(first.pop(0))
+
+        def sum(self, x):
+            return x
+
+    first = [torch.tensor([1e-6]), torch.tensor([1e-6]), torch.tensor([1.0])]
+    monkeypatch.setattr(mixed_graphs, "replay_seconds", lambda graph, device: 1.0)
+    follower = MixedGraphs(replace(graphs._forward, group=Group()), SIZES, 12, 12, rerun)
+    with torch.inference_mode():
+        follower.capture(progress=False)
+    assert follower.sizes == SIZES[:2]
 
 
 def test_lay_out_pads_rows_and_keeps_the_rest(graphs):
