@@ -199,7 +199,7 @@ class Engine:
         result = self._collect(entry)
         since = record.lap("collect", since)
         self.state.memory.rows.collected(result.launch_id)
-        record.graph_rows, record.attention = result.graph_rows, result.attention
+        record.graph_tokens, record.attention = result.graph_tokens, result.attention
         committed = self._committer.commit(entry, result)
         since = record.lap("commit", since)
         event = self._emit(record, committed)

@@ -128,8 +128,8 @@ class LaunchResult:
     prompt_logprobs: row index in the launch -> entries for prompt positions first + 1 .. min(first
     + num_tokens, prompt_len - 1), in order, where first = first_positions[row]: the logits of
     position p score the token at p + 1. finished_s: engine-clock time the device was done.
-    graph_rows: rows, padding included, of the captured graph that ran it; 0 = none did. attention:
-    what its kernels planned, if the executor records that."""
+    graph_tokens: tokens, padding included, of the captured graph that ran it; 0 = none did.
+    attention: what its kernels planned, if the executor records that."""
 
     launch_id: int
     tokens: Int32
@@ -137,5 +137,5 @@ class LaunchResult:
     errors: dict[int, str] = field(default_factory=dict)
     logprobs: dict[int, TokenLogprobs] = field(default_factory=dict)
     prompt_logprobs: dict[int, list[TokenLogprobs]] = field(default_factory=dict)
-    graph_rows: int = 0
+    graph_tokens: int = 0
     attention: dict[str, Any] = field(default_factory=dict)

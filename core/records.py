@@ -30,7 +30,7 @@ class StepRecord:
 
     A step's tokens: prefill_tokens + decode_tokens; recomputed_tokens (a part of the former) were
     computed before and lost to a preemption. num_rows: token streams that ran; rows: (request id,
-    choice, tokens) of each, empty if the engine does not list them. graph_rows and attention: see
+    choice, tokens) of each, empty if the engine does not list them. graph_tokens and attention: see
     LaunchResult. kv_tokens: context that its rows read, their new tokens included; attended: pairs
     of a new token and a token it attends to.
     Pages: pages_free + pages_tree + pages_request = pool_pages. pages_evictable of pages_tree are
@@ -38,7 +38,7 @@ class StepRecord:
     external_tokens: free slots that a refused allocation could not use (contiguous), else 0.
     steps > 1: so many steps in one: their sums, in rows too; levels at their end; who ends in
     choices does so in the last, whose prefill_tokens are last_prefill_tokens. slices: of several,
-    those until prompts end; graph_rows is of those after. later_tokens: computed after a step,
+    those until prompts end; graph_tokens is of those after. later_tokens: computed after a step,
     later_pages: request pages taken after it, later_free: those of them free until then, means over
     their time."""
 
@@ -50,7 +50,7 @@ class StepRecord:
     waiting: int = 0
     running: int = 0
     num_rows: int = 0
-    graph_rows: int = 0
+    graph_tokens: int = 0
     prefill_tokens: int = 0
     last_prefill_tokens: int = 0
     decode_tokens: int = 0

@@ -56,7 +56,7 @@ class LaunchStarter:
         if updated:
             self._update_table(upload(table_arrays(launch), self.device), state)
         tokens, size = graphs.run(launch, state.rows, updated)
-        return self._send(launch, tokens, graph_rows=size)
+        return self._send(launch, tokens, graph_tokens=size, of_all_rows=True)
 
     def _compute(self, launch: Launch, state: DeviceState, shares_prefix: bool) -> InFlight:
         mixed, size = state.mixed_for(launch, shares_prefix)
@@ -84,7 +84,7 @@ class LaunchStarter:
                 shares_prefix,
                 state.chunk_graphs,
             )
-        return self._finish(launch, state, packed, samples, inputs, logits)
+        return self._finish(launch, state, packed, samples, inputs, logits, size)
 
     def _update_table(self, inputs: dict[str, Tensor], state: DeviceState) -> None:
         self.paging.update(state.pool.table, inputs["reset_rows"], inputs["updates"])
@@ -97,12 +97,13 @@ class LaunchStarter:
         samples: SamplePlan,
         inputs: dict[str, Tensor],
         logits: Tensor,
+        graph_tokens: int,
     ) -> InFlight:
         """Sample, score the prompts that asked, and send the results towards the host."""
         if state.forward.follows:
             tokens = torch.empty_like(inputs["sampled_rows"])
             state.forward.keep(inputs["sampled_rows"], tokens)
-            return self._send(launch, tokens)
+            return self._send(launch, tokens, graph_tokens=graph_tokens)
         scores, kernels = packed.scores, self.sampling
         first = logits[: samples.num_rows]
         drawn = sample(first, samples, inputs, state.penalties, kernels)
@@ -112,6 +113,7 @@ class LaunchStarter:
             rest = logits[samples.num_rows : packed.num_logits]
             entries = score(rest, inputs["score_targets"], max(scores.num_top), kernels)
         asked: dict[str, Any] = {"samples": samples, "scores": scores, "score_entries": entries}
+        asked["graph_tokens"] = graph_tokens
         if state.forward.plans:
             asked["read_plan"] = partial(state.forward.backend.read, state.forward.plans[0])
         return self._send(launch, drawn.tokens, logprobs=drawn.logprobs, **asked)

@@ -23,8 +23,8 @@ class InFlight:
     """A launch whose results the host has not read. Host tensors are filled once `event` has
     passed.
 
-    tokens int64: of the rows `sampled`, int64 [k]; of all rows where graph_rows is not 0, see
-    LaunchResult. samples: not None where logprobs is not. fault: what is said of a row whose logits
+    tokens int64: of the rows `sampled`, int64 [k], or of all rows. graph_tokens: see LaunchResult.
+    samples: not None where logprobs is not. fault: what is said of a row whose logits
     hold no token. finished_s: when it was done, known at once where there is no device to wait for.
     read_plan: what attention planned, see LaunchResult."""
 
@@ -34,7 +34,8 @@ class InFlight:
     fault: str
     event: torch.Event | None
     finished_s: float | None
-    graph_rows: int = 0
+    graph_tokens: int = 0
+    of_all_rows: bool = False
     samples: SamplePlan | None = None
     logprobs: Entries | None = None
     scores: PromptScores | None = None
@@ -46,7 +47,7 @@ class InFlight:
         if self.event is not None:
             self.event.synchronize()
         tokens = self.tokens.numpy().astype(np.int32)
-        if self.graph_rows:
+        if self.of_all_rows:
             tokens = tokens[self.sampled]
         errors = dict.fromkeys(self.sampled[tokens == NO_TOKEN].tolist(), self.fault)
         logprobs: dict[int, TokenLogprobs] = {}
@@ -60,7 +61,7 @@ class InFlight:
             errors=errors,
             logprobs=logprobs,
             prompt_logprobs=self._prompt_logprobs(errors),
-            graph_rows=self.graph_rows,
+            graph_tokens=self.graph_tokens,
             attention={} if self.read_plan is None else self.read_plan(),
         )
 

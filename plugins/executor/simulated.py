@@ -148,7 +148,7 @@ class SimulatedExecutor:
             raise InvariantError(f"at most {MAX_IN_FLIGHT} launches in flight, got one more")
         for setup in launch.setups:
             self._set_up(setup)
-        graph_rows, repeats = self._graph_rows(launch), launch.repeats
+        graph_tokens, repeats = self._graph_rows(launch), launch.repeats
         if repeats is None:
             self._busy.start(launch)
             tokens = self._rows.tokens(launch, 0)
@@ -159,7 +159,7 @@ class SimulatedExecutor:
             self._pending.append(LaunchResult(*facts))
         errors = self._errors(launch) if self._asks else {}
         facts = launch.launch_id, tokens, self._busy.device_free_s
-        self._pending.append(LaunchResult(*facts, errors, graph_rows=graph_rows))
+        self._pending.append(LaunchResult(*facts, errors, graph_tokens=graph_tokens))
 
     def forecast(
         self, rows: Int32, first: Int32, num_tokens: Int32, left: Int32, room: Int32, until_s: float

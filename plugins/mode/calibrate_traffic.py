@@ -17,22 +17,22 @@ from plugins.shared.session import Session
 
 Float = NDArray[np.float64]
 PARTS = ("plan", "pack", "launch", "collect", "commit", "observers")
-COUNTS = ("num_rows", "prefill_tokens", "decode_tokens", "kv_tokens", "attended", "graph_rows")
+COUNTS = ("num_rows", "prefill_tokens", "decode_tokens", "kv_tokens", "attended", "graph_tokens")
 TIMES = ("start_s", "launched_s", "end_s")
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Ran:
     """Steps of a run that launched something, one after the other; float64 [n] each. num_rows to
-    graph_rows, start_s to end_s: of StepRecord; plan to observers: its host_us, in seconds; next_s:
-    when the step after it began, launching or not, NaN = there was none."""
+    graph_tokens, start_s to end_s: of StepRecord; plan to observers: its host_us, in seconds;
+    next_s: when the step after it began, launching or not, NaN = there was none."""
 
     num_rows: Float
     prefill_tokens: Float
     decode_tokens: Float
     kv_tokens: Float
     attended: Float
-    graph_rows: Float
+    graph_tokens: Float
     start_s: Float
     launched_s: Float
     end_s: Float

@@ -185,6 +185,8 @@ class ServeLoop:
         self._server.report(report)
 
     def _counts(self) -> dict[str, int]:
-        counts = {name: self.totals.counts[name] for name in (*SUMMED, "graph_rows", "preemptions")}
+        counts = {
+            name: self.totals.counts[name] for name in (*SUMMED, "graph_tokens", "preemptions")
+        }
         ended = {f"finished_{reason}": count for reason, count in self.finished.items()}
         return counts | ended | {"steps": self.totals.steps, "cached_tokens": self._cached_tokens}

@@ -25,7 +25,7 @@ class StepTotals:
     """Running sums over step records: constant memory, whatever the number of steps.
 
     page_size, pool_pages: of the allocator. counts: sums of the fields SUMMED, preemptions,
-    launches, those that a captured graph ran, and the graphs' padding_rows.
+    launches, those that a captured graph ran, and the graphs' padding_tokens.
     host_us: microseconds by part. integrals, peaks: of the levels below, integrals in level *
     seconds. measure_from_s, measure_to_s: steps that start outside are left out. Integrals weigh
     each step's state by the time it was the one being executed, so overlapping launches are not
@@ -57,11 +57,14 @@ class StepTotals:
             counts["preemptions"] += sum([c.kind == "preempted" for c in record.choices])
         if record.num_rows:
             counts["launches"] += steps
-        if record.graph_rows:
+        if record.graph_tokens:
+            computed = (
+                record.prefill_tokens + record.decode_tokens if steps == 1 else record.num_rows
+            )
             graphs = steps - record.slices
             counts["graph_launches"] += graphs
-            counts["graph_rows"] += graphs * record.graph_rows
-            counts["padding_rows"] += graphs * max(record.graph_rows - record.num_rows, 0)
+            counts["graph_tokens"] += graphs * record.graph_tokens
+            counts["padding_tokens"] += graphs * max(record.graph_tokens - computed, 0)
         for part, micros in record.host_us.items():
             self.host_us[part] += micros
         before_s = record.start_s if self.last_end_s is None else self.last_end_s

@@ -15,7 +15,7 @@ internal waste  reserved slots that hold no live or cached token / reserved slot
                 over time
 external waste  free slots that a refused allocation could not use / pool slots, likewise
 graph hit rate  launches that a captured graph ran / launches
-padding share   rows that only fill a graph up / rows of the graphs run
+padding share   tokens that only fill a graph up / tokens of the graphs run
 SLO attainment  completed requests within every limit / requests (plugins/shared/measure.py)
 Jain index      (sum x)^2 / (n sum x^2) over clients' service x = prompt + 2 * output tokens, the
                 weights of VTC (arXiv:2401.00588); only with two clients or more
@@ -211,7 +211,7 @@ def _graphs(steps: StepTotals) -> dict[str, Any]:
     return {
         "launches": counts["launches"],
         "hit_rate": _ratio(counts["graph_launches"], counts["launches"]),
-        "padding_share": _ratio(counts["padding_rows"], counts["graph_rows"]),
+        "padding_share": _ratio(counts["padding_tokens"], counts["graph_tokens"]),
     }
 
 

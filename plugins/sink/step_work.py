@@ -121,5 +121,5 @@ class WorkCounter:
             sampled=record.sampled_tokens,
             contexts=contexts,
             pairs=pairs,
-            graph=record.graph_rows > 0,
+            graph=record.graph_tokens > 0,
         )

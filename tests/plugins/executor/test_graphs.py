@@ -49,7 +49,7 @@ class WideModel(ToyModel):
 
 
 def sizes_run(core):
-    return [result.graph_rows for result in core.results]
+    return [result.graph_tokens for result in core.results]
 
 
 def decoding(executor=None, params=GREEDY, num_rows=NUM_ROWS):
@@ -105,7 +105,7 @@ def test_padding_writes_page_0_alone():
     before = pool.kv.clone(), pool.table.clone(), pool.last_tokens.clone()
     launch = core.launch((0, 1), (1, 1), (2, 1))
     result = core.collect()
-    assert result.graph_rows == 4
+    assert result.graph_tokens == 4
     written = (pool.kv != before[0]).flatten(4).any(-1).nonzero().tolist()
     pages = {(page, slot) for _, _, page, slot in written}
     slots = [(core.pages[row][at // 4], at % 4) for row, at in ((0, 5), (1, 5), (2, 37))]
@@ -128,9 +128,9 @@ def test_padding_writes_page_0_alone():
 def test_rows_that_ask_for_more_than_a_draw_run_without_a_graph(params):
     core = decoding(params=params)
     core.step((1, 1), (0, 1))
-    assert core.results[-1].graph_rows == 0
+    assert core.results[-1].graph_tokens == 0
     core.step((1, 1))
-    assert core.results[-1].graph_rows == 1
+    assert core.results[-1].graph_tokens == 1
 
 
 def test_rows_run_in_graphs_once_their_minimum_is_out():
@@ -184,7 +184,7 @@ def test_a_row_that_starts_with_one_token_is_reset_first(paging):
     )
     core.step((3, 1), (1, 1))
     core.alter = None
-    assert core.results[-1].graph_rows == 2
+    assert core.results[-1].graph_tokens == 2
     assert (core.executor._state.pool.table[3, 10:] == 0).all()
     for _ in range(4):
         core.step((3, 1), (1, 1))
@@ -197,7 +197,7 @@ def test_more_updates_than_rows_are_applied():
     moved = [(0, 20 + index, 7) for index in range(5)]
     core.alter = lambda launch: replace(launch, table_updates=np.array(moved, np.int32))
     core.step((0, 1))
-    assert core.results[-1].graph_rows == 1
+    assert core.results[-1].graph_tokens == 1
     assert (core.executor._state.pool.table[0, 20:25] == 7).all()
 
 
@@ -212,7 +212,7 @@ def test_rows_without_a_token_fail_alone():
     core.step((2, 1), (0, 1), (1, 1))
     assert core.results[-1].errors == {}
     core.step((2, 1), (0, 1))
-    assert core.results[-1].graph_rows == 2
+    assert core.results[-1].graph_tokens == 2
     assert list(core.results[-1].errors) == [1]
 
 
@@ -292,7 +292,7 @@ def test_step_records_tell_the_graph_that_ran():
         if event is not None and event.record.num_rows:
             records.append(event.record)
     decodes = [record for record in records if not record.prefill_tokens]
-    assert {record.graph_rows for record in decodes} == {4}
-    assert {record.graph_rows for record in records if record.prefill_tokens} == {0}
+    assert {record.graph_tokens for record in decodes} == {4}
+    assert {record.graph_tokens for record in records if record.prefill_tokens} == {0}
     tokens = [list(engine.records[str(i)].choices[0].token_ids) for i in range(3)]
     assert tokens == [MODEL.greedy(prompt, 6) for prompt in PROMPTS]

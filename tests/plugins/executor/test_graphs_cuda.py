@@ -54,7 +54,7 @@ def test_tokens_equal_those_without_graphs(decode, overlap):
     graphs = serve(executor(decode=decode, capture=None), overlap=overlap)
     eager = serve(executor(decode=decode, graphs="off"))
     assert graphs.served == eager.served
-    assert {1, 4, 8, 12} <= {result.graph_rows for result in graphs.results}
+    assert {1, 4, 8, 12} <= {result.graph_tokens for result in graphs.results}
 
 
 @pytest.mark.parametrize("page_size", [1, 16])
@@ -101,7 +101,7 @@ def test_replays_neither_wait_nor_allocate():
         core.launch((1, 1))
     finally:
         torch.cuda.set_sync_debug_mode("default")
-    assert [core.collect().graph_rows, core.collect().graph_rows] == [2, 1]
+    assert [core.collect().graph_tokens, core.collect().graph_tokens] == [2, 1]
     for _ in range(40):
         core.step((0, 1), (1, 1))
     assert torch.cuda.memory_reserved() == before

@@ -78,6 +78,8 @@ def test_tokens_equal_those_without(tiny, graphs, overlap):
     plain = serve(make(tiny(), graphs="off", decode=device_decode), rounds=1)
     assert whole.served == plain.served
     assert taken.count((True, True)) >= 3, "launches with chunks"
+    results = [result.graph_tokens for result in whole.results]
+    assert [size in SIZES for size in results].count(True) >= 3
     replays = sum(
         one.graph.replays for one in executor._state.mixed_graphs[False]._captured.values()
     )

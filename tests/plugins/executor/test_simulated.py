@@ -168,8 +168,8 @@ def test_step_of_one_token_rows_is_padded_to_a_graph():
     for name in ("A", "B", "C"):
         engine.submit(Arrival(0, name, 7, 2).request())
     chunks, decode = (event.record for event in finish(engine))
-    assert (chunks.graph_rows, chunks.end_s) == (0, 21.0)
-    assert (decode.graph_rows, decode.end_s) == (4, 25.0)
+    assert (chunks.graph_tokens, chunks.end_s) == (0, 21.0)
+    assert (decode.graph_tokens, decode.end_s) == (4, 25.0)
 
 
 def test_auto_pool_is_what_the_modelled_device_holds():

@@ -170,7 +170,7 @@ def test_graphs_and_overlapping_launches_change_no_token(tmp_path, monkeypatch):
     executor.close()
     threads.join()
     assert found.served == serve(plain, poisoned=False, rounds=1).served
-    assert any(result.graph_rows for result in found.results)
+    assert any(result.graph_tokens for result in found.results)
 
 
 def query(model):

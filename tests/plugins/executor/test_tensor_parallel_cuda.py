@@ -65,7 +65,7 @@ def served(engine, forced_every=4):
         if steps % forced_every == 0 and steps < 24 and len(running):
             engine.state.preempt(engine.state.table.at(int(running[steps % len(running)])))
         event = engine.step()
-        in_graphs += bool(event is not None and event.record.graph_rows)
+        in_graphs += bool(event is not None and event.record.graph_tokens)
         steps += 1
     tokens = {name: list(one.choices[0].token_ids) for name, one in engine.records.items()}
     facts = engine.executor.describe()

@@ -155,15 +155,17 @@ def test_step_sums_count_preemptions_evictions_and_host_time() -> None:
     assert summary["steps"]["host_us_mean"] == {"pack": 1.0, "plan": 20.0}
 
 
-def test_graphs_are_counted_by_launches_and_rows() -> None:
+def test_graphs_are_counted_by_launches_and_tokens() -> None:
     steps = totals(
-        step(0.0, 1.0, num_rows=5),
-        step(1.0, 2.0, num_rows=5, graph_rows=8),
-        step(2.0, 3.0, num_rows=4, graph_rows=4),
-        step(3.0, 4.0),
+        step(0.0, 1.0, num_rows=5, decode_tokens=5),
+        step(1.0, 2.0, num_rows=5, decode_tokens=5, graph_tokens=8),
+        step(2.0, 3.0, num_rows=4, decode_tokens=4, graph_tokens=4),
+        step(3.0, 4.0, num_rows=4, decode_tokens=3, prefill_tokens=24, graph_tokens=32),
+        step(4.0, 5.0, num_rows=2, decode_tokens=6, graph_tokens=4, steps=3),
+        step(5.0, 6.0),
     )
     graphs = summarise([], steps)["graphs"]
-    assert graphs == {"launches": 3, "hit_rate": 2 / 3, "padding_share": 3 / 12}
+    assert graphs == {"launches": 7, "hit_rate": 6 / 7, "padding_share": 14 / 56}
     assert summarise([], totals())["graphs"]["hit_rate"] is None
 
 

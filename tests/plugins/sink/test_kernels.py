@@ -78,7 +78,7 @@ def serve(one: KernelsSink, steps: int, close: bool = True) -> list[int]:
     calls = []
     for step in range(steps):
         rows, choices = [("a", 0, 1 if step else 9)], [] if step else [admitted("a", 0)]
-        one.step(record(step, *rows, sampled_tokens=1, choices=choices, graph_rows=1))
+        one.step(record(step, *rows, sampled_tokens=1, choices=choices, graph_tokens=1))
         one.step(StepRecord(step, step + 0.1, end_s=step + 0.1))
         calls.append(len(one._profiler.calls))  # type: ignore[attr-defined]
     if close:

@@ -41,7 +41,7 @@ def test_contexts_follow_cache_hits_preemption_and_forks() -> None:
     assert (first.tokens, first.contexts) == (9, 0)
     assert first.pairs == (9 + 10 + 11 + 12 + 13 + 14) + (1 + 2 + 3)
     assert first.kind == CHUNKS
-    second = counter.of(record(1, ("a", 0, 1), ("b", 0, 1), graph_rows=2))
+    second = counter.of(record(1, ("a", 0, 1), ("b", 0, 1), graph_tokens=2))
     assert (second.kind, second.contexts, second.pairs, second.graph) == (
         ONE_TOKEN,
         15 + 4,
