@@ -11,12 +11,13 @@ from statistics import fmean
 from typing import Any, Protocol
 
 import numpy as np
+from numpy.typing import NDArray
 
 from core.clock import Clock
 from core.config import EngineConfig, require
 from core.errors import ConfigError, InvariantError
 from core.hookspecs import hookimpl
-from core.launch import Int32, Int64, Launch, LaunchResult, PoolLayout, Repeats, RowSetup, reads
+from core.launch import Int32, Launch, LaunchResult, PoolLayout, Repeats, RowSetup, reads
 from core.queries import ExecutorQuery, StepTimeQuery
 from core.recent import MOST
 from core.table import some
@@ -178,12 +179,12 @@ class SimulatedExecutor:
         if some(num_tokens > 1):
             further = np.maximum(times - np.int32(turn), 0)[:, None]
             each = np.where(num_tokens == 1, each, np.minimum(each, left) + further)
-            figures, kinds = self._of_slices(num_tokens, *reads(first, each), turn)
+            figures, kinds = self._of_slices(num_tokens, first, each, turn)
         else:
             padded, _, kind = self._plugin.times.sizes.padded(num_rows, num_rows, num_rows)
             kv_tokens = int(np.add.reduce(first)) + num_rows * times.astype(np.int64)
             figures, kinds = (padded, padded, kv_tokens, kv_tokens), {0: kind}
-        seconds = self._plugin.step_time.seconds(*figures) + np.zeros(len(times))
+        seconds = self._seconds(kinds, figures, len(times))
         facts = num_rows, kinds, seconds, bool(self._pending)
         planned_s, ends_s = self._busy.line(*facts)
         lasts_s = ends_s.copy()
@@ -230,23 +231,40 @@ class SimulatedExecutor:
         if params.logprobs is not None or params.prompt_logprobs is not None:
             self._asks[row] = "a simulation computes no log-probabilities"
 
+    def _seconds(self, kinds: dict[int, str], figures: Any, num: int) -> NDArray[np.float64]:
+        """What `num` steps take the device; kinds and figures as of _of_slices."""
+        times, starts = self._plugin.times, [at for at in sorted(kinds) if at < num]
+        if len(starts) == 1:
+            found: NDArray[np.float64] = times.seconds(kinds[0], *figures) + np.zeros(num)
+            return found
+        parts = [
+            times.seconds(kinds[at], *(figure[at:end] for figure in figures))
+            for at, end in zip(starts, [*starts[1:], num], strict=True)
+        ]
+        return np.concatenate(parts)
+
     def _of_slices(
-        self, num_tokens: Int32, kv_tokens: Int64, attended: Int64, tokens: Int64, turn: int
+        self, num_tokens: Int32, first: Int32, each: Int32, turn: int
     ) -> tuple[Any, dict[int, str]]:
         """What the step's time depends on, of steps with slices until the `turn`-th, and how they
         are started, from which step on."""
-        sizes, num_rows, last = (
-            self._plugin.times.sizes,
-            len(num_tokens),
-            min(turn, len(tokens)) - 1,
-        )
+        kv_tokens, attended, tokens = reads(first, each)
+        sizes, num_rows = self._plugin.times.sizes, len(num_tokens)
         num_decodes = int(np.count_nonzero(num_tokens == 1))
         rows, of_decodes, kind = sizes.padded(num_rows, num_rows, num_rows)
         computed, kinds = np.full(len(tokens), num_rows), {turn: kind}
         computed[turn:], tokens[turn:] = rows, of_decodes
-        for at in (last, 0):
-            _, tokens[at], kinds[at] = sizes.padded(num_decodes, num_rows, int(tokens[at]))
-        tokens[1:last] = tokens[0]
+        chunks, last = num_tokens > 1, min(turn, len(tokens)) - 1
+        context = first[chunks] + each[: last + 1, chunks].astype(np.int64)
+        new = np.diff(context, axis=0, prepend=first[None, chunks])
+        longest, pairs = context.max(axis=1), (new * context).sum(axis=1)
+        for at in range(last, -1, -1):
+            more = int(longest[at]), int(pairs[at])
+            padded = sizes.padded(num_decodes, num_rows, int(tokens[at]), *more)
+            tokens[at], kinds[at] = padded[1], padded[2]
+        for at in range(last, 0, -1):
+            if kinds[at] == kinds[at - 1]:
+                del kinds[at]
         return (computed, tokens, kv_tokens, attended), kinds
 
     def _steps_alike(self, num_tokens: Int32, left: Int32, room: Int32) -> tuple[int, int]:

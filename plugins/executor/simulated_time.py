@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -22,6 +23,11 @@ class Times:
     launch_s: Mapping[str, Sequence[float]]
     sizes: LaunchSizes
 
+    def seconds(self, kind: str, *facts: Any) -> Any:
+        """Of the device, for steps that are started in that way; facts as of StepTimeModel."""
+        of_kind = getattr(self.step_time, "seconds_of", None)
+        return self.step_time.seconds(*facts) if of_kind is None else of_kind(kind, *facts)
+
 
 @dataclass(slots=True, eq=False)
 class BusyTimes:
@@ -40,8 +46,7 @@ class BusyTimes:
         times = self.times
         kv, attended, _ = reads(launch.first_positions, launch.num_tokens[None])
         computed, tokens, kind = self.padded(launch)
-        model = times.step_time
-        seconds = float(model.seconds(computed, tokens, int(kv[0]), int(attended[0])))
+        seconds = float(times.seconds(kind, computed, tokens, int(kv[0]), int(attended[0])))
         starts_s = times.launch_s[kind]
         start_s = (
             starts_s[int(self.rng.integers(len(starts_s)))] if len(starts_s) > 1 else starts_s[0]
@@ -58,9 +63,13 @@ class BusyTimes:
 
     def padded(self, launch: Launch) -> tuple[int, int, str]:
         """Rows and tokens that are computed, and how the launch is started."""
-        num_tokens = int(np.add.reduce(launch.num_tokens))
-        sizes = self.times.sizes
-        return sizes.padded(launch.num_decode_rows, len(launch.row_ids), num_tokens)
+        num_tokens, ones = int(np.add.reduce(launch.num_tokens)), launch.num_decode_rows
+        num_rows, sizes = len(launch.row_ids), self.times.sizes
+        if ones == num_rows or not sizes.mixed:
+            return sizes.padded(ones, num_rows, num_tokens)
+        new = launch.num_tokens[ones:].astype(np.int64)
+        context = launch.first_positions[ones:] + new
+        return sizes.padded(ones, num_rows, num_tokens, int(context.max()), int(new @ context))
 
     def line(
         self, num_rows: int, kinds: Mapping[int, str], seconds: NDArray[np.float64], pending: bool

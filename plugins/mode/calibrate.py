@@ -2,11 +2,11 @@
 
 Steps of a grid go straight to the executor, so that no policy, cache or prompt is in the way: rows
 of one token at several contexts, chunks behind several contexts, and both together. A step's time
-is the median from one launch's end to the next's with two in flight. A part of the grid is held
-out of the fit; its error is what a simulation's summary carries. Then the session's workload runs
-through the engine: its steps, which no grid chose, are a second test, and their host times give
-those of planning, and of starting each kind of launch. They are kept in steps.npz
-(plugins/mode/calibrate_traffic.py).
+is the median from one launch's end to the next's with two in flight. Then the session's workload
+runs through the engine: of its steps, which no grid chose, the fit takes every other stretch, and
+their host times give those of planning, and of starting each kind of launch. They are kept in
+steps.npz (plugins/mode/calibrate_traffic.py). The other stretches and a part of the grid are held
+out; the error of that part is what a simulation's summary carries.
 
 On a CPU a launch computes before it returns, so nothing is hidden behind it: simulate what was
 measured there with engine.overlap=false."""
@@ -36,15 +36,16 @@ from plugins.mode.calibrate_fit import (
     of_kinds,
     of_ran,
     steps_of,
+    typical,
 )
 from plugins.mode.calibrate_grid import Point, Room, grid, time_point
 from plugins.mode.calibrate_traffic import Ran, ran_of, serve
 from plugins.mode.device_lock import check_lock, lock_of
 from plugins.mode.outlet import Outlet
 from plugins.mode.running import running
-from plugins.shared.calibration import TERMS, UNITS, Calibration, Residuals, residuals
+from plugins.shared.calibration import UNITS, Calibration, Residuals, residuals
 from plugins.shared.clocks import RealClock
-from plugins.shared.launch_sizes import LaunchSizes
+from plugins.shared.launch_sizes import GRAPHED_WORK, LaunchSizes
 from plugins.shared.session import Session
 
 Float = NDArray[np.float64]
@@ -53,7 +54,7 @@ STEPS = "steps.npz"
 PLAIN_WIDTH = 100  # columns when the output is no terminal
 ABSENT = "–"
 HOST_PARTS = ("plan", "pack", "launch", "commit", "observers")
-LEAST = 2 * len(TERMS)  # points of a fit
+LEAST = 14  # points of a fit
 STRETCH = 16  # steps of a run whose time together is compared
 
 
@@ -95,13 +96,15 @@ class Calibrate:
         for path in paths:
             found.save(path)
         _print(found, paths)
-        fields = ("model", "device", "coefficients", "knee_tokens", "fit", "test", "traffic")
+        forms = {name: asdict(form) for name, form in found.forms.items()}
+        fields = ("model", "device", "fit", "test", "traffic")
         return {
             "name": f"calibrate {found.model} on {found.device}",
             "mode": "calibrate",
             "file": str(paths[-1]),
             "points": len(found.points),
             "skipped": found.skipped,
+            "forms": forms,
             **{name: getattr(found, name) for name in fields},
         }
 
@@ -112,10 +115,10 @@ class Calibrate:
         sizes = _sizes(facts)
         points, steps = self._timed(engine, rng, sizes)
         held_out = rng.permutation(len(points)) < round(self.test_share * len(points))
-        found = fit(steps.part(~held_out), host_waits=not on_host)
-        guessed = found.seconds(steps)
         ran = ran_of(serve(session, engine, outlet))
         ran.save(session.folder / STEPS)
+        found = fit_all(steps.part(~held_out), ran, sizes, on_host)
+        guessed = found.seconds(steps)
         traffic = traffic_of(ran, sizes, found, on_host, session.engine.overlap)
         memory = engine.state.memory
         return Calibration(
@@ -123,8 +126,7 @@ class Calibrate:
             device=str(facts.get("device_name", facts["device"])),
             dtype=str(facts.get("model_dtype", "none")),
             num_devices=facts.get("tensor_parallel", 1),
-            coefficients=found.coefficients,
-            knee_tokens=found.knee_tokens,
+            forms=found.forms,
             sizes=sizes,
             host_s=traffic.host_s,
             host_row_s=traffic.host_row_s,
@@ -135,7 +137,8 @@ class Calibrate:
             test=residuals(guessed[held_out], steps.seconds[held_out]),
             traffic=traffic.error,
             measured=_origin(session),
-            points=_points(points, steps, guessed, held_out),
+            repeats=self.repeats,
+            points=points_of(points, steps, guessed, held_out),
             skipped=self._num_points - len(points),
         )
 
@@ -154,9 +157,8 @@ class Calibrate:
         rows = []
         for point in points:
             seconds = time_point(engine.executor, point, room, rng, self.warmup, self.repeats)
-            facts = point.num_rows, point.num_tokens, point.kv_tokens, point.attended
-            rows.append((point.rows, *facts, seconds))
-        return points, steps_of(rows, sizes)
+            rows.append(point.facts(seconds))
+        return points, steps_of(rows, sizes, self.repeats)
 
 
 @dataclass(frozen=True, slots=True)
@@ -169,8 +171,22 @@ class Traffic:
     error: Residuals
 
 
+def fit_all(steps: Steps, ran: Ran, sizes: LaunchSizes, on_host: bool) -> Fit:
+    """The fit to steps of a grid, which say how far it goes, and of a run, which say what it is
+    where an engine works, with pages as it hands them out. Every launch counts once."""
+    host_s = np.zeros(len(ran)) if on_host else sum(getattr(ran, part) for part in HOST_PARTS)
+    own = ~held_out(ran)
+    run = typical(of_ran(ran, sizes).part(own), np.asarray(host_s)[own])
+    return fit(steps + run, host_waits=not on_host)
+
+
+def held_out(ran: Ran) -> NDArray[np.bool_]:
+    """The stretches of a run that are not fitted: every other, the first among them."""
+    return np.asarray(np.arange(len(ran)) // STRETCH % 2 == 0)
+
+
 def traffic_of(ran: Ran, sizes: LaunchSizes, found: Fit, on_host: bool, overlap: bool) -> Traffic:
-    """Host times of a run's steps, and how far the fit is from what stretches of them took.
+    """Host times of a run's steps, and how far the fit is from what stretches held out took.
     on_host: a launch computes before it returns. A kind that the run had none of is taken from the
     grid."""
     parts = tuple(part for part in HOST_PARTS if not (on_host and part == "launch"))
@@ -178,7 +194,7 @@ def traffic_of(ran: Ran, sizes: LaunchSizes, found: Fit, on_host: bool, overlap:
     host_s, host_row_s, own_s = host_times(ran, steps.kind, parts, between_steps_s(ran, overlap))
     launch_s = {kind: [seconds] for kind, seconds in found.launch_s.items()} | own_s
     means_s = {kind: fmean(values) for kind, values in launch_s.items()}
-    steps = steps.part(steps.seconds > 0)
+    steps = steps.part(held_out(ran) & (steps.seconds > 0))
     host = host_s + host_row_s * steps.num_rows
     device_s, starts_s = found.device_s(steps), of_kinds(means_s, steps)
     if overlap and not on_host:
@@ -194,7 +210,15 @@ def traffic_of(ran: Ran, sizes: LaunchSizes, found: Fit, on_host: bool, overlap:
 def _sizes(facts: Mapping[str, Any]) -> LaunchSizes:
     graphs = facts.get("graphs") or {}
     names = ("sizes", "sizes_of_tokens", "sizes_of_chunks", "sizes_of_mixed")
-    return LaunchSizes(*(list(graphs.get(name, [])) for name in names))
+    rows, tokens, chunks, mixed = (list(graphs.get(name, [])) for name in names)
+    return LaunchSizes(rows, tokens, chunks, mixed, mixed_pairs(facts.get("shape")))
+
+
+def mixed_pairs(shape: Mapping[str, int] | None) -> int:
+    """Of LaunchSizes, for a model of this shape; any number for one of none."""
+    return (
+        0 if shape is None else int(GRAPHED_WORK // (4 * shape["num_q_heads"] * shape["head_dim"]))
+    )
 
 
 def _room(engine: Engine) -> Room:
@@ -208,9 +232,10 @@ def _room(engine: Engine) -> Room:
     )
 
 
-def _points(
+def points_of(
     points: Sequence[Point], steps: Steps, guessed: Float, held_out: NDArray[np.bool_]
 ) -> list[Mapping[str, Any]]:
+    """The points as a calibration file has them."""
     rows = zip(points, steps.seconds.tolist(), guessed.tolist(), held_out.tolist(), strict=True)
     return [
         asdict(point) | {"seconds": seconds, "predicted_s": guess, "held_out": held}
@@ -240,15 +265,25 @@ def _print(found: Calibration, paths: Sequence[Path]) -> None:
     terminal.print(f"[bold]{escape(found.model)}[/] on {escape(found.device)}", highlight=False)
     costs = Table(box=SIMPLE_HEAD, pad_edge=False)
     costs.add_column("term", style="cyan")
-    costs.add_column("coefficient", justify="right")
+    for name in found.forms:
+        costs.add_column(name, justify="right")
     costs.add_column("unit")
+    forms = found.forms.values()
+    ends = [f"{one.base_s[0]:.3g} - {one.base_s[-1]:.3g}" for one in forms]
+    spans = [f"{one.tokens[0]} - {one.tokens[-1]}" for one in forms]
+    costs.add_row("base", *ends, "s")
+    costs.add_row("of", *spans, "tokens")
     for name, unit in UNITS.items():
-        costs.add_row(name, f"{found.coefficients[name]:.3g}", unit)
-    costs.add_row("host", f"{found.host_s:.3g}", "s")
-    costs.add_row("host, a row", f"{found.host_row_s:.3g}", "s/row")
-    for kind, values in found.launch_s.items():
-        costs.add_row(f"launch, {kind}", f"{fmean(values):.3g}", "s")
+        costs.add_row(name, *(f"{one.terms[name]:.3g}" for one in forms), unit)
     terminal.print(costs)
+    host = Table(box=SIMPLE_HEAD, pad_edge=False)
+    host.add_column("host", style="cyan")
+    host.add_column("seconds", justify="right")
+    host.add_row("a step", f"{found.host_s:.3g}")
+    host.add_row("a row", f"{found.host_row_s:.3g}")
+    for kind, values in found.launch_s.items():
+        host.add_row(f"launch, {kind}", f"{fmean(values):.3g}")
+    terminal.print(host)
     errors = Table(box=SIMPLE_HEAD, pad_edge=False)
     errors.add_column("error of", style="cyan")
     for name in ("steps", "mean", "p90", "max"):

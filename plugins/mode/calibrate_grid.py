@@ -47,6 +47,12 @@ class Point:
         own = self.chunk * self.past + self.chunk * (self.chunk + 1) // 2
         return self.rows * self.context + own
 
+    def facts(self, seconds: float) -> tuple[int, int, int, int, int, float, int, int]:
+        """Of a step that took so long, as calibrate_fit.steps_of takes them."""
+        longest = self.past + self.chunk if self.chunk else 0
+        counts = self.rows, self.num_rows, self.num_tokens, self.kv_tokens, self.attended
+        return (*counts, seconds, longest, self.chunk * longest)
+
     def lengths(self) -> list[int]:
         """Tokens of each row after the step."""
         return [self.context] * self.rows + [self.past + self.chunk] * (self.chunk > 0)

@@ -18,6 +18,7 @@ from plugins.shared.session import Session
 Float = NDArray[np.float64]
 PARTS = ("plan", "pack", "launch", "collect", "commit", "observers")
 COUNTS = ("num_rows", "prefill_tokens", "decode_tokens", "kv_tokens", "attended", "graph_tokens")
+OLD_NAMES = {"graph_rows": "graph_tokens"}
 TIMES = ("start_s", "launched_s", "end_s")
 
 
@@ -74,9 +75,11 @@ def ran_of(records: Sequence[StepRecord]) -> Ran:
 
 
 def load_ran(path: Path) -> Ran:
-    """Read what `Ran.save` wrote."""
+    """Read what `Ran.save` wrote. Files of before graph_tokens counted other launches, too, have
+    graph_rows in its place."""
     with np.load(path) as arrays:
-        return Ran(**{name: arrays[name] for name in Ran.__slots__})
+        found = {OLD_NAMES.get(name, name): arrays[name] for name in arrays}
+    return Ran(**found)
 
 
 def serve(session: Session, engine: Engine, outlet: Outlet) -> list[StepRecord]:

@@ -1,17 +1,23 @@
 """A step's time as it was measured: the form of a calibration file, and what it says of a step.
 
-    seconds = step + chunks * [a row has more than one token] + row * rows + token * tokens
-              + more_token * max(tokens - knee, 0) + kv_token * context tokens read
-              + pair * pairs of a new token and one that it attends to
+    seconds = base(tokens) + row * rows + near * min(context, NEAR) + kv_token * context tokens read
+              + pair * (pairs - context tokens read)
+              + depth * (pairs - context tokens read) / (tokens - rows)
 
-The knee is where matrix products leave the memory's limit for that of arithmetic, as in a roofline.
-Rows and tokens are padded before, as the executor does it. That is the device's part. A launch also
-takes the host some time, by its kind (plugins/shared/launch_sizes.py), and small steps of small
-models last as long as that. `mode=calibrate` writes such files, executor/step_time=calibrated reads
-them."""
+A pair is a new token and one that it attends to, so one-token rows have no more of them than
+context tokens that they read. base: measured at a few numbers of tokens and straight between them;
+beyond the last it goes on as it came there. context: the mean over the rows. near: a kernel's start
+shows in short contexts. The last term is how far a token of a chunk looks back in the mean, which
+is how long a kernel works that does not divide keys.
+
+Launches that are started in other ways (plugins/shared/launch_sizes.py) run other kernels, so each
+of FORMS has coefficients of its own. Rows and tokens are padded before, as the executor does it.
+That is the device's part. A launch also takes the host some time, by its kind, and small steps of
+small models last as long as that. `mode=calibrate` writes such files,
+executor/step_time=calibrated reads them."""
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any
@@ -24,17 +30,56 @@ from core.errors import ConfigError
 from plugins.shared.launch_sizes import KINDS, LaunchSizes
 
 Float = NDArray[np.float64]
-VERSION = 2
+VERSION = 3
+NEAR = 256
 UNITS = {
-    "step": "s",
-    "chunks": "s",
     "row": "s/row",
-    "token": "s/token",
-    "more_token": "s/token beyond the knee",
+    "near": "s/token of mean context",
     "kv_token": "s/context token read",
     "pair": "s/pair",
+    "depth": "s/token looked back",
 }
 TERMS = tuple(UNITS)
+FORMS = ("decode", "graphed", "other")
+
+
+def form_of(kind: str) -> str:
+    """Which of FORMS launches of a kind have."""
+    return kind if kind in FORMS else "other"
+
+
+@dataclass(frozen=True, slots=True)
+class Form:
+    """tokens: ascending numbers of them; base_s: of a step with so many. terms: TERMS in their
+    UNITS."""
+
+    tokens: Sequence[int]
+    base_s: Sequence[float]
+    terms: Mapping[str, float]
+
+    def seconds(self, num_rows: Any, num_tokens: Any, kv_tokens: Any, attended: Any) -> Any:
+        """Seconds of steps by the formula of this module; numbers or arrays that broadcast."""
+        c, beyond = self.terms, attended - kv_tokens
+        back = beyond / np.maximum(num_tokens - num_rows, 1)
+        near = np.minimum(kv_tokens / np.maximum(num_rows, 1), NEAR)
+        linear = c["row"] * num_rows + c["near"] * near + c["kv_token"] * kv_tokens
+        return self._base(num_tokens) + linear + c["pair"] * beyond + c["depth"] * back
+
+    def _base(self, num_tokens: Any) -> Any:
+        nodes, base_s = self.tokens, self.base_s
+        found = np.interp(num_tokens, nodes, base_s)
+        if len(nodes) > 1:
+            slope = (base_s[-1] - base_s[-2]) / (nodes[-1] - nodes[-2])
+            found = found + slope * np.maximum(num_tokens - nodes[-1], 0)
+        return found
+
+    @property
+    def known(self) -> bool:
+        """Whether it is of the right form."""
+        costs = [*self.base_s, *self.terms.values()]
+        ascends = list(self.tokens) == sorted(set(self.tokens))
+        right = set(self.terms) == set(TERMS) and len(self.tokens) == len(self.base_s) > 0
+        return right and ascends and all(cost >= 0 for cost in costs)
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,21 +97,21 @@ class Residuals:
 class Calibration:
     """The content of a calibration file.
 
-    model, device, dtype: what was measured; num_devices of it. coefficients: TERMS in their UNITS.
-    knee_tokens: see above. sizes: of launches, padded. host_s, host_row_s: seconds in which the
-    host plans, starts and commits a step of one-token rows; launch_s: what launches of other kinds
-    take beyond that, by kind, values of equal weight. pool_tokens: KV slots that the engine found
-    room for with memory_share. fit: errors of the steps that were fitted; test: of those held out;
-    traffic: of the steps of a real run, 16 together. measured: commit, command, date, versions.
-    points: the grid, for each step its facts, measured and predicted seconds; skipped: of the grid,
-    for want of room."""
+    model, device, dtype: what was measured; num_devices of it. forms: by those of FORMS that were
+    measured, "other" for all that were not. sizes: of launches, padded. host_s, host_row_s: seconds
+    in which the host plans, starts and commits a step of one-token rows; launch_s: what launches of
+    other kinds take beyond that, by kind, values of equal weight. pool_tokens: KV slots that the
+    engine found room for with memory_share. fit: errors of the steps of the grid that were fitted;
+    test: of those held out; traffic: of a real run's steps that were held out, 16 together.
+    measured: commit, command, date, versions. repeats: launches of which each point's seconds are
+    the median. points: the grid, for each step its facts, measured and predicted seconds; skipped:
+    of the grid, for want of room."""
 
     model: str
     device: str
     dtype: str
     num_devices: int
-    coefficients: Mapping[str, float]
-    knee_tokens: int
+    forms: Mapping[str, Form]
     sizes: LaunchSizes
     host_s: float
     host_row_s: float
@@ -77,38 +122,24 @@ class Calibration:
     test: Residuals
     traffic: Residuals
     measured: Mapping[str, Any]
+    repeats: int
     points: list[Mapping[str, Any]] = field(default_factory=list)
     skipped: int = 0
 
-    def seconds(self, num_rows: Any, num_tokens: Any, kv_tokens: Any, attended: Any) -> Any:
-        """Seconds of the device for steps, padding included in the facts; numbers or arrays that
-        broadcast."""
-        facts = num_rows, num_tokens, kv_tokens, attended
-        return seconds_of(self.coefficients, self.knee_tokens, *facts)
+    def seconds(
+        self, kind: str, num_rows: Any, num_tokens: Any, kv_tokens: Any, attended: Any
+    ) -> Any:
+        """Seconds of the device for steps started in one way, padding included in the facts;
+        numbers or arrays that broadcast."""
+        form = self.forms.get(form_of(kind), self.forms["other"])
+        return form.seconds(num_rows, num_tokens, kv_tokens, attended)
 
     def save(self, path: Path) -> None:
         """Write the file; folders are made."""
-        content = {"version": VERSION, "units": UNITS | {"host_row_s": "s/row"}} | asdict(self)
+        units = UNITS | {"base_s": "s", "host_row_s": "s/row"}
+        content = {"version": VERSION, "units": units} | asdict(self)
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(json.dumps(content, indent=1, allow_nan=False) + "\n", encoding="utf-8")
-
-
-def seconds_of(
-    coefficients: Mapping[str, float],
-    knee_tokens: int,
-    num_rows: Any,
-    num_tokens: Any,
-    kv_tokens: Any,
-    attended: Any,
-) -> Any:
-    """Seconds of steps by the formula of this module; numbers or arrays that broadcast."""
-    c = coefficients
-    chunks: Any = num_tokens > num_rows
-    beyond: Any = num_tokens - knee_tokens
-    beyond = np.maximum(beyond, 0) if isinstance(beyond, np.ndarray) else max(beyond, 0)
-    linear = c["row"] * num_rows + c["token"] * num_tokens + c["more_token"] * beyond
-    reads = c["kv_token"] * kv_tokens + c["pair"] * attended
-    return c["step"] + c["chunks"] * chunks + linear + reads
 
 
 def load(path: Path) -> Calibration:
@@ -121,12 +152,12 @@ def load(path: Path) -> Calibration:
         for name in ("fit", "test", "traffic"):
             known[name] = Residuals(**known[name])
         known["sizes"] = LaunchSizes(**known["sizes"])
+        known["forms"] = {name: Form(**one) for name, one in known["forms"].items()}
         found = Calibration(**known)
     except (json.JSONDecodeError, AttributeError, KeyError, TypeError) as error:
         raise ConfigError(f"step_time.file must be {rule}, got {path}: {error!r}") from None
-    costs = found.coefficients
-    right = set(costs) == set(TERMS) and all(costs[name] >= 0 for name in TERMS)
-    right = right and set(found.launch_s) <= set(KINDS)
+    right = {"other"} <= set(found.forms) <= set(FORMS) and set(found.launch_s) <= set(KINDS)
+    right = right and all(one.known for one in found.forms.values())
     require(right, "step_time.file", f"{rule}: {', '.join(TERMS)}, all >= 0", str(path))
     return found
 

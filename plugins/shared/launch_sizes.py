@@ -11,28 +11,40 @@ both; with kernels one by one where the others have graphs."""
 GRAPHED_CHUNKS = 31
 """Longer rows that a graph of any rows has room for: CHUNKS of plugins/executor/mixed_graphs.py."""
 
+GRAPHED_CONTEXT = 8192
+"""Tokens of a longer row in such a graph, at most: CONTEXT there."""
+
+GRAPHED_WORK = 10e9
+"""Operations of a layer's attention over longer rows in such a graph, at most: WORK there."""
+
 
 @dataclass(frozen=True, slots=True)
 class LaunchSizes:
     """Ascending, () = none. graphs: numbers of rows for which launches of one-token rows have
     graphs. tokens: to which the tokens of other launches are padded. chunks: those of them with
-    graphs of what lies between two attentions. mixed: those with graphs of whole launches."""
+    graphs of what lies between two attentions. mixed: those with graphs of whole launches.
+    mixed_pairs: that such a graph is worth, see `padded`; 0 = any number."""
 
     graphs: Sequence[int] = ()
     tokens: Sequence[int] = ()
     chunks: Sequence[int] = ()
     mixed: Sequence[int] = ()
+    mixed_pairs: int = 0
 
-    def padded(self, num_decodes: int, num_rows: int, num_tokens: int) -> tuple[int, int, str]:
+    def padded(
+        self, num_decodes: int, num_rows: int, num_tokens: int, longest: int = 0, pairs: int = 0
+    ) -> tuple[int, int, str]:
         """Rows and tokens that are computed, and the kind, of a launch with so many one-token rows
-        among its rows."""
+        among its rows. Of its longer rows: longest, tokens with context of the longest; pairs, new
+        tokens times tokens with context, summed."""
         if num_decodes == num_rows:
             size = least(self.graphs, num_rows)
             if size or not self.graphs:
                 return size or num_rows, size or num_rows, "decode"
             return num_rows, num_rows, "eager"
         size = least(self.mixed, num_tokens)
-        if size and num_rows - num_decodes <= GRAPHED_CHUNKS:
+        fits = longest <= GRAPHED_CONTEXT and pairs <= (self.mixed_pairs or pairs)
+        if size and fits and num_rows - num_decodes <= GRAPHED_CHUNKS:
             return num_rows, size, "graphed"
         tokens = least(self.tokens, num_tokens) or num_tokens
         if self.chunks and tokens not in self.chunks:

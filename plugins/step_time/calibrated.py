@@ -6,6 +6,8 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from core.config import require
 from core.errors import ConfigError
 from core.hookspecs import hookimpl
@@ -35,8 +37,25 @@ class Calibrated:
         return self
 
     def seconds(self, num_rows: Any, num_tokens: Any, kv_tokens: Any, attended: Any) -> Any:
-        """Seconds of steps; numbers or arrays that broadcast."""
-        return self.calibration.seconds(num_rows, num_tokens, kv_tokens, attended)
+        """Seconds of steps; numbers or arrays that broadcast. Without their kind, steps with longer
+        rows count as the least graph that takes them, if there is one."""
+        facts = np.broadcast_arrays(num_rows, num_tokens, kv_tokens, attended)
+        rows, tokens = facts[0], facts[1]
+        graphed = tokens <= max(self.sizes.mixed, default=0)
+        kinds = np.where(tokens == rows, "decode", np.where(graphed, "graphed", "chunk"))
+        if not kinds.ndim:
+            return self.seconds_of(str(kinds), num_rows, num_tokens, kv_tokens, attended)
+        found = np.empty(kinds.shape)
+        for kind in np.unique(kinds).tolist():
+            own = kinds == kind
+            found[own] = self.seconds_of(kind, *(fact[own] for fact in facts))
+        return found
+
+    def seconds_of(
+        self, kind: str, num_rows: Any, num_tokens: Any, kv_tokens: Any, attended: Any
+    ) -> Any:
+        """Seconds of steps that are started in that way, see plugins/shared/launch_sizes.py."""
+        return self.calibration.seconds(kind, num_rows, num_tokens, kv_tokens, attended)
 
     def pool_tokens(self, memory_share: float) -> int:
         """KV slots that the measured engine had. Raises ConfigError for another share of the

@@ -1,6 +1,7 @@
 """mode=calibrate: what it measures, and that the fit finds what is known."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,18 +13,25 @@ from core.errors import ConfigError
 from core.records import StepRecord
 from kernels import torch_reference
 from plugins.attention.paged import PagedAttention
-from plugins.executor.mixed_graphs import CHUNKS
+from plugins.executor.mixed_graphs import CHUNKS, CONTEXT, WORK
 from plugins.executor.simulated import Simulated
 from plugins.executor.torch_runner import TorchRunner
-from plugins.mode.calibrate import STRETCH, Calibrate
-from plugins.mode.calibrate_fit import between_steps_s, fit, fit_host, of_ran, steps_of
+from plugins.mode import calibrate_refit
+from plugins.mode.calibrate import STRETCH, Calibrate, mixed_pairs
+from plugins.mode.calibrate_fit import between_steps_s, fit, fit_host, of_ran, steps_of, typical
 from plugins.mode.calibrate_grid import Point, Room, grid, launches
 from plugins.mode.calibrate_traffic import load_ran, ran_of
 from plugins.mode.simulate import Simulate
 from plugins.model.loader import HuggingFaceModel
 from plugins.shared.calibration import load
 from plugins.shared.clocks import RealClock
-from plugins.shared.launch_sizes import GRAPHED_CHUNKS, KINDS, LaunchSizes
+from plugins.shared.launch_sizes import (
+    GRAPHED_CHUNKS,
+    GRAPHED_CONTEXT,
+    GRAPHED_WORK,
+    KINDS,
+    LaunchSizes,
+)
 from plugins.step_time.calibrated import Calibrated
 from plugins.step_time.fixed import Fixed
 from plugins.step_time.roofline import Roofline
@@ -100,11 +108,20 @@ def test_steps_that_do_not_fit_are_known(point: Point):
 def test_coefficients_of_a_linear_device_come_back(tmp_path: Path):
     costs = {"step_s": 0.01, "row_s": 2e-4, "token_s": 5e-5, "kv_token_s": 1e-6, "pair_s": 2e-7}
     found = load(calibrated(tmp_path, Fixed(**costs)))
-    names = {"step": "step_s", "row": "row_s", "token": "token_s", "pair": "pair_s"}
-    for term, name in (names | {"kv_token": "kv_token_s"}).items():
-        assert found.coefficients[term] == pytest.approx(costs[name], rel=1e-3), term
-    assert found.coefficients["chunks"] == pytest.approx(0, abs=1e-6)
-    assert found.coefficients["more_token"] == pytest.approx(0, abs=1e-8)
+    decode, other = found.forms["decode"], found.forms["other"]
+    assert set(found.forms) == {"decode", "other"}
+    each = costs["row_s"] + costs["token_s"]
+    rows = np.array(decode.tokens)
+    assert (rows[0], rows[-1]) == (1, 8)
+    assert decode.base_s == pytest.approx((costs["step_s"] + each * rows).tolist(), rel=1e-3)
+    # A pair of a one-token row is a context token read.
+    kv_s = costs["kv_token_s"] + costs["pair_s"]
+    assert decode.terms["kv_token"] == pytest.approx(kv_s, rel=1e-3)
+    assert other.terms["kv_token"] == pytest.approx(kv_s, rel=1e-3)
+    assert other.terms["pair"] == pytest.approx(costs["pair_s"], rel=1e-3)
+    assert other.terms["row"] == pytest.approx(costs["row_s"], rel=1e-3)
+    tokens = np.array(other.tokens)
+    assert other.base_s == pytest.approx((costs["step_s"] + costs["token_s"] * tokens).tolist())
     assert found.test.points == round(0.25 * len(found.points))
     assert found.test.max is not None
     assert found.test.max < 1e-6
@@ -112,18 +129,60 @@ def test_coefficients_of_a_linear_device_come_back(tmp_path: Path):
     assert found.traffic.points >= 50 / STRETCH
 
 
-def test_knee_of_the_matrix_products_is_found():
+def test_knee_of_the_matrix_products_is_met_within_a_node():
     """max(4 ms, 0.1 ms a token): from 40 tokens on arithmetic takes longer."""
-    tokens = np.arange(1, 81)
+    tokens = np.array([1, 5, 10, 20, 40, 60, 90])
     seconds = np.maximum(4e-3, 1e-4 * tokens)
-    facts = [(t == 1, 1, t, t, t, s) for t, s in zip(tokens.tolist(), seconds, strict=True)]
-    found = fit(steps_of(facts))
-    coefficients = found.coefficients
-    assert (found.knee_tokens, found.launch_s) == (40, {})
-    assert coefficients["more_token"] == pytest.approx(1e-4)
-    assert coefficients["step"] + coefficients["row"] + coefficients["chunks"] == pytest.approx(
-        4e-3
-    )
+    facts = [(0, 1, t, t, t, s) for t, s in zip(tokens.tolist(), seconds.tolist(), strict=True)]
+    found = fit(steps_of(facts, LaunchSizes(chunks=[1000], tokens=tokens.tolist())))
+    assert found.launch_s == {}
+    assert found.forms["other"].seconds(1, tokens, tokens, tokens) == pytest.approx(seconds)
+
+
+def test_decodes_may_be_faster_with_more_rows_but_chunks_not_with_more_tokens():
+    facts = [(n, n, n, n, n, s) for n, s in ((1, 3e-3), (2, 2e-3), (4, 4e-3))]
+    facts += [(0, 1, n, n, n, s) for n, s in ((10, 3e-3), (20, 2e-3), (40, 4e-3))]
+    found = fit(steps_of(facts), host_waits=False).forms
+    rows = np.array([1, 2, 4])
+    assert found["decode"].seconds(rows, rows, rows, rows) == pytest.approx([3e-3, 2e-3, 4e-3])
+    assert np.diff(found["other"].base_s).min() >= 0
+
+
+def test_launches_with_a_graph_have_a_form_of_their_own():
+    """1 ms and 2 us a token in a graph, half of that in none, which long contexts have."""
+    sizes = LaunchSizes(tokens=[16, 32, 64, 128], mixed=[16, 32, 64, 128], mixed_pairs=10_000)
+    facts = []
+    for size in (16, 32, 64, 128):
+        for past in (0, 1000):
+            pairs = size * (past + size)
+            seconds = (1e-3 + 2e-6 * size) * (1.0 if pairs <= 10_000 else 0.5)
+            facts.append((0, 1, size, past + size, pairs, seconds, past + size, pairs))
+    steps = steps_of(facts, sizes)
+    kinds = [KINDS[kind] for kind in steps.kind]
+    assert kinds == ["graphed", "chunk"] * 3 + ["chunk", "chunk"]
+    found = fit(steps, host_waits=False)
+    assert set(found.forms) == {"graphed", "other"}
+    assert found.forms["graphed"].base_s == pytest.approx([1.032e-3, 1.064e-3, 1.128e-3])
+
+
+def test_steps_of_a_run_count_as_the_median_of_those_alike():
+    """Nine of 8 rows, one of them seen late; of 16 rows too few; of 40 the host took as long."""
+    facts = [(8, 8, 8, 800, 800, 0.1)] * 8 + [(8, 8, 8, 800, 800, 0.9)]
+    facts += [(16, 16, 16, 800, 800, 0.1)] * 4 + [(40, 40, 40, 800, 800, 0.1)] * 9
+    steps = steps_of(facts)
+    found = typical(steps, np.where(steps.num_rows == 40, 0.095, 0.01))
+    assert (found.num_rows.tolist(), found.seconds.tolist()) == ([8.0], [0.1])
+    assert found.launches.tolist() == [9.0]
+    joined = steps + found
+    assert len(joined) == len(steps) + 1
+    assert joined.kind.dtype == np.int64
+
+
+def test_every_launch_counts_once_whether_of_a_grid_or_of_a_run():
+    """Three launches of 1 s and one of 2: least squared relative error is at 14 / 13."""
+    one, many = (8, 8, 8, 8, 8, 2.0), (8, 8, 8, 8, 8, 1.0)
+    found = fit(steps_of([one]) + steps_of([many], launches=3))
+    assert found.forms["decode"].seconds(8, 8, 8, 8) == pytest.approx(3.5 / 3.25)
 
 
 def test_rows_and_tokens_count_as_they_are_padded():
@@ -152,6 +211,17 @@ def test_graphs_of_whole_launches_take_any_rows_but_many_chunks():
     assert sizes.padded(3, 4, 100) == (4, 128, "eager")
 
 
+def test_graphs_of_whole_launches_take_no_long_contexts():
+    sizes = LaunchSizes([1], [8, 64], [8, 64], mixed=[8, 64], mixed_pairs=5000)
+    assert (CONTEXT, WORK) == (GRAPHED_CONTEXT, GRAPHED_WORK)
+    assert mixed_pairs({"num_q_heads": 16, "head_dim": 128}) == 1_220_703
+    assert mixed_pairs(None) == 0
+    assert sizes.padded(2, 3, 7, CONTEXT, 5000) == (3, 8, "graphed")
+    assert sizes.padded(2, 3, 7, CONTEXT + 1, 5000) == (3, 8, "mixed")
+    assert sizes.padded(0, 1, 7, CONTEXT, 5001) == (1, 8, "chunk")
+    assert replace(sizes, mixed_pairs=0).padded(0, 1, 7, 9, 10**9) == (1, 8, "graphed")
+
+
 def test_records_become_columns_and_come_back_from_a_file(tmp_path: Path):
     records = [
         StepRecord(0, 1.0, 1.1, 1.5, num_rows=2, decode_tokens=1, prefill_tokens=5, kv_tokens=9),
@@ -166,6 +236,11 @@ def test_records_become_columns_and_come_back_from_a_file(tmp_path: Path):
     assert ran.plan.tolist() == [pytest.approx(1e-4), 0.0]
     assert ran.next_s[0] == 2.0
     assert np.isnan(ran.next_s[1])
+    with np.load(tmp_path / "steps.npz") as arrays:
+        columns = dict(arrays)
+    columns["graph_rows"] = columns.pop("graph_tokens")
+    np.savez(tmp_path / "before.npz", **columns)
+    assert load_ran(tmp_path / "before.npz").graph_tokens.tolist() == ran.graph_tokens.tolist()
 
 
 def steps_at(times_s: list[tuple[float, float]], **parts_us: float) -> list[StepRecord]:
@@ -281,8 +356,20 @@ def test_torch_executor_is_measured_in_real_time(tmp_path: Path, num_devices: in
     found = load(tmp_path / "calibration.json")
     assert found.num_devices == num_devices
     assert all(one["seconds"] > 0 for one in found.points)
-    assert sum(found.coefficients.values()) > 0
+    assert all(sum(form.base_s) + sum(form.terms.values()) > 0 for form in found.forms.values())
     assert found.host_s + found.host_row_s > 0
     assert found.traffic.points == 1, "four steps make one stretch"
     assert (found.dtype, found.measured["clock"]) == ("float32", "real")
     assert found.measured["shape"]["num_layers"] == 2
+
+
+def test_refit_of_a_file_gives_the_file_again(tmp_path: Path):
+    path = calibrated(tmp_path, Roofline())
+    before, own = load(path), tmp_path / "again.json"
+    calibrate_refit.main([str(path), str(tmp_path / "steps.npz"), str(own)])
+    again = load(own)
+    assert again.test == before.test
+    assert again.forms == before.forms
+    assert again.points == before.points
+    assert calibrate_refit._repeats(["mode.repeats=5"]) == 5
+    assert calibrate_refit._repeats([]) == 15

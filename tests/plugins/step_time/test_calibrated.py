@@ -1,8 +1,9 @@
 """plugins/step_time/calibrated.py: a file's figures by hand, and what is refused."""
 
 import json
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 import numpy as np
@@ -10,31 +11,26 @@ import pytest
 
 from core.errors import ConfigError
 from plugins.executor.simulated import Simulated
-from plugins.mode.calibrate_fit import fit, steps_of
-from plugins.mode.calibrate_grid import Point
-from plugins.shared.calibration import Calibration, load, residuals
+from plugins.mode.calibrate_fit import Fit
+from plugins.mode.calibrate_refit import grid_of
+from plugins.shared.calibration import TERMS, Calibration, Form, load, residuals
 from plugins.shared.launch_sizes import KINDS, LaunchSizes
 from plugins.step_time import calibrated
 from plugins.step_time.calibrated import Calibrated
 
 NONE = residuals(np.empty(0), np.empty(0))
-COSTS = {
-    "step": 1.0,
-    "chunks": 10.0,
-    "row": 100.0,
-    "token": 1e3,
-    "more_token": 1e4,
-    "kv_token": 1e6,
-    "pair": 1e8,
-}
+ZERO = dict.fromkeys(TERMS, 0.0)
+DECODE = Form([1, 2, 4], [1.0, 3.0, 5.0], ZERO | {"near": 10.0, "kv_token": 100.0})
+GRAPHED = Form([8, 16], [20.0, 60.0], ZERO | {"row": 1.0, "depth": 1e3})
+OTHER = Form([8, 32], [7.0, 31.0], ZERO | {"pair": 1e4})
+FORMS = {"decode": DECODE, "graphed": GRAPHED, "other": OTHER}
 GIVEN = Calibration(
     model="toy",
     device="bench",
     dtype="float32",
     num_devices=1,
-    coefficients=COSTS,
-    knee_tokens=4,
-    sizes=LaunchSizes([1, 2, 4], [8, 16, 32], [8, 32], [16]),
+    forms=FORMS,
+    sizes=LaunchSizes([1, 2, 4], [8, 16, 32], [8, 32], [16], mixed_pairs=99),
     host_s=0.5,
     host_row_s=0.25,
     launch_s={"mixed": [2.0, 3.0]},
@@ -44,6 +40,7 @@ GIVEN = Calibration(
     test=residuals(np.array([1.1, 2.0]), np.array([1.0, 2.0])),
     traffic=NONE,
     measured={"commit": "abc"},
+    repeats=3,
 )
 
 
@@ -62,16 +59,43 @@ def test_residuals_are_relative_to_what_was_measured():
     )
 
 
-def test_seconds_are_the_sum_of_the_terms(file: str):
+def test_seconds_are_the_sum_of_the_terms_of_the_form(file: str):
     model = Calibrated(file)
-    assert model.seconds(2, 2, 30, 30) == 1 + 200 + 2e3 + 30e6 + 30e8
-    # 3 rows, 8 tokens: with a chunk, and 4 tokens beyond the knee
-    assert model.seconds(3, 8, 20, 50) == 1 + 10 + 300 + 8e3 + 4e4 + 20e6 + 50e8
+    # 3 rows lie between 2 and 4; each reads 10 tokens. 2 rows of 500: near is 256, no more.
+    assert model.seconds_of("decode", 3, 3, 30, 30) == 4 + 100 + 3000
+    assert model.seconds_of("decode", 2, 2, 1000, 1000) == 3 + 2560 + 100_000
+    # 2 rows, 12 tokens: 50 pairs beyond the tokens read, 5 for each of 10 tokens
+    assert model.seconds_of("graphed", 2, 12, 20, 70) == 40 + 2 + 5000
+    for kind in ("chunk", "mixed", "eager"):
+        assert model.seconds_of(kind, 1, 16, 20, 23) == 15 + 3e4
+
+
+def test_base_goes_on_beyond_what_was_measured_and_stands_before(file: str):
+    model = Calibrated(file)
+    assert model.seconds_of("chunk", 1, 2, 9, 9) == 7
+    assert model.seconds_of("chunk", 1, 42, 9, 9) == 41
+
+
+def test_steps_of_no_known_kind_are_those_that_they_are_by_their_size(file: str):
+    """Graphs of any rows take up to 16 tokens."""
+    model = Calibrated(file)
+    for kind, facts in {
+        "decode": (3, 3, 30, 30),
+        "graphed": (2, 12, 20, 70),
+        "chunk": (2, 17, 20, 70),
+    }.items():
+        assert model.seconds(*facts) == model.seconds_of(kind, *facts)
+
+
+def test_kind_that_was_not_measured_is_taken_for_another(tmp_path: Path):
+    replace(GIVEN, forms={"other": OTHER}).save(tmp_path / "one.json")
+    model = Calibrated(str(tmp_path / "one.json"))
+    assert model.seconds_of("decode", 8, 8, 20, 23) == 7 + 3e4
 
 
 def test_arrays_give_what_numbers_give(file: str):
     model = Calibrated(file)
-    rows, tokens = np.array([1, 2, 3]), np.array([1, 8, 3])
+    rows, tokens = np.array([1, 2, 3, 1]), np.array([1, 8, 3, 30])
     together = model.seconds(rows, tokens, 10 * tokens, 20 * tokens)
     one_by_one = [model.seconds(r, t, 10 * t, 20 * t) for r, t in zip(rows, tokens, strict=True)]
     assert together.tolist() == one_by_one
@@ -122,8 +146,12 @@ def test_missing_file_names_those_that_exist(
     [
         {"version": 99},
         {"fit": {"points": 1}},
-        {"coefficients": COSTS | {"row": -1.0}},
-        {"coefficients": {"step": 1.0}},
+        {"forms": {"other": asdict(OTHER) | {"base_s": [1.0]}}},
+        {"forms": {"other": asdict(OTHER) | {"base_s": [1.0, -1.0]}}},
+        {"forms": {"other": asdict(OTHER) | {"tokens": [2, 1]}}},
+        {"forms": {"other": asdict(OTHER) | {"terms": {"row": 1.0}}}},
+        {"forms": {"decode": asdict(DECODE)}},
+        {"coefficients": {"step": 1.0}, "version": 2},
     ],
 )
 def test_file_of_another_form_is_refused(tmp_path: Path, broken: dict[str, Any]):
@@ -131,7 +159,7 @@ def test_file_of_another_form_is_refused(tmp_path: Path, broken: dict[str, Any])
     replace(GIVEN).save(path)
     path.write_text(json.dumps(json.loads(path.read_text()) | broken))
     with pytest.raises(
-        ConfigError, match=r"step_time.file must be a calibration file of version 2"
+        ConfigError, match=r"step_time.file must be a calibration file of version 3"
     ):
         load(path)
 
@@ -140,18 +168,13 @@ SHIPPED = sorted(calibrated.FOLDER.glob("*.json"))
 
 
 @pytest.mark.parametrize("path", SHIPPED, ids=[path.stem for path in SHIPPED])
-def test_shipped_coefficients_are_what_the_fit_makes_of_the_points_in_the_file(path: Path):
+def test_shipped_files_predict_the_points_in_them_as_they_say(path: Path):
     found = load(path)
-    points = [Point(p["rows"], p["context"], p["chunk"], p["past"]) for p in found.points]
-    rows = [
-        (one.rows, one.num_rows, one.num_tokens, one.kv_tokens, one.attended, point["seconds"])
-        for one, point in zip(points, found.points, strict=True)
-    ]
-    held_out = np.array([point["held_out"] for point in found.points])
-    steps = steps_of(rows, found.sizes)
-    again = fit(steps.part(~held_out))
-    assert again.knee_tokens == found.knee_tokens
-    assert dict(again.coefficients) == pytest.approx(dict(found.coefficients), rel=1e-6)
-    error = np.abs(again.seconds(steps) / steps.seconds - 1)[held_out].mean()
-    assert error == pytest.approx(found.test.mape, rel=1e-6)
-    assert found.test.mape < 0.07
+    points, steps, held_out = grid_of(json.loads(path.read_text()), found.sizes, found.repeats)
+    launch_s = {kind: fmean(own) for kind, own in found.launch_s.items() if len(own) == 1}
+    guessed = Fit(found.forms, launch_s).seconds(steps)
+    assert guessed == pytest.approx([one["predicted_s"] for one in found.points])
+    assert residuals(guessed[held_out], steps.seconds[held_out]) == found.test
+    assert len(points) == found.fit.points + found.test.points
+    assert found.test.mape < 0.05
+    assert found.traffic.mape < 0.02
