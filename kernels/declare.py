@@ -109,8 +109,10 @@ def declare(
 
     plan(rows) runs once a step on the `Rows` of the kernel's kind; what it returns reaches every
     layer's call as the keyword `plan`. in_graph: an extend kernel that takes its place where a CUDA
-    graph captures the call: graph_safe, with `out`, of which it leaves tokens before
-    query_starts[0] alone. An object with these attributes and `__call__` is a kernel too."""
+    graph captures the call: graph_safe, with `out`. It leaves tokens before query_starts[0] alone
+    and writes zeros for those after the last row's; rows may have no token and context 0, be more
+    than tokens, and say nothing true in their host lengths. An object with these attributes and
+    `__call__` is a kernel too."""
 
     def attach(kernel: F) -> F:
         kernel.capabilities = capabilities  # type: ignore[attr-defined]

@@ -299,7 +299,7 @@ def extend(
     return (out, lse) if return_lse else out
 
 
-extend.in_graph = extend  # type: ignore[attr-defined]
+extend.in_graph = extend  # type: ignore[attr-defined]  # not known yet where it is declared
 
 
 def attend(

@@ -22,29 +22,16 @@ graph_safe, takes `out`, and leaves tokens before query_starts[0] alone; without
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
-from core.config import require
 from core.hookspecs import hookimpl
+from plugins.attention.check import Capabilities, check_captured, check_kernel, kernel_name
 from plugins.shared.model_protocols import AttentionBatch, AttentionQuery
 
 if TYPE_CHECKING:
     from torch import Tensor  # the kernels bring torch; a run without a device never loads it
-
-
-class Capabilities(Protocol):
-    """What the backend reads of a kernel's declaration (kernels/declare.py)."""
-
-    dtypes: tuple[str, ...]
-    devices: tuple[str, ...]
-    head_dims: tuple[int, ...] | None
-    page_sizes: tuple[int, ...] | None
-    kv_dtypes: tuple[str, ...] | None
-    max_group: int | None
-    takes_new_kv: bool
-    kv_capability: Mapping[str, int]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -106,6 +93,7 @@ class PagedAttention:
         """The backend. Raises ConfigError naming what a kernel cannot serve."""
         check_kernel("attention.decode", self._decode, query)
         check_kernel("attention.extend", self._extend, query)
+        check_captured("attention.extend.in_graph", self._extend, query)
         if self._shared is not None:
             check_kernel("attention.shared", self._shared, query)
         return PagedBackend(self._name, self._decode, self._extend, query, self._shared)
@@ -216,6 +204,8 @@ class PagedBackend:
         kernels = {"decode": self._decode, "extend": self._extend}
         if self._shared is not None:
             kernels["shared"] = self._shared
+        if self._captured is not None:
+            kernels["extend_in_graph"] = self._captured
         facts = {part: _description(kernel, self._query) for part, kernel in kernels.items()}
         return {"name": self.name, **facts}
 
@@ -239,58 +229,6 @@ class PagedBackend:
         planner = getattr(kernel, "plan", None)
         plan = {} if planner is None else {"plan": planner(rows)}
         return Planned(rows, kernel, plan | self._scales)
-
-
-def kernel_name(kernel: Callable[..., Any]) -> str:
-    """`module.function` of a kernel."""
-    return f"{kernel.__module__}.{getattr(kernel, '__qualname__', type(kernel).__qualname__)}"
-
-
-def check_kernel(field: str, kernel: Callable[..., Any], query: AttentionQuery) -> None:
-    """Raise ConfigError naming the field, the kernel, its limit and the value that is outside it. A
-    kernel that declares nothing is taken at its caller's word."""
-    declared: Capabilities | None = getattr(kernel, "capabilities", None)
-    if declared is None:
-        return
-    name = kernel_name(kernel)
-    device = query.device.partition(":")[0]
-    require(
-        query.num_q_heads % query.num_kv_heads == 0,
-        f"{field}: num_q_heads",
-        f"a multiple of num_kv_heads ({query.num_kv_heads})",
-        query.num_q_heads,
-    )
-    kv_dtypes = declared.kv_dtypes or (query.dtype,)
-    limits: tuple[tuple[str, tuple[Any, ...] | None, Any], ...] = (
-        ("device", declared.devices, device),
-        ("dtype", declared.dtypes, query.dtype),
-        ("kv_dtype", kv_dtypes, query.kv_dtype),
-        ("head_dim", declared.head_dims, query.head_dim),
-        ("page_size", declared.page_sizes, query.page_size),
-    )
-    for what, allowed, value in limits:
-        if allowed is not None:
-            rule = f"one of {', '.join(map(str, allowed))} for the kernel {name}"
-            if (what, value) == ("device", "cpu"):
-                rule += " (Triton's run on a CPU with TRITON_INTERPRET=1 in the environment)"
-            require(value in allowed, f"{field}: {what}", rule, value)
-    needed = declared.kv_capability.get(query.kv_dtype, 0)
-    if device == "cuda" and needed:
-        rule = f"at least {needed / 10} where kv_dtype is {query.kv_dtype} for the kernel {name}"
-        capability = _capability(query.device)
-        require(capability >= needed, f"{field}: CUDA capability", rule, capability / 10)
-    group = query.num_q_heads // query.num_kv_heads
-    if declared.max_group is not None:
-        rule = f"at most {declared.max_group} for the kernel {name}"
-        require(group <= declared.max_group, f"{field}: query heads to a KV head", rule, group)
-
-
-def _capability(device: str) -> int:
-    """CUDA capability of a device, 89 = 8.9."""
-    import torch
-
-    major, minor = torch.cuda.get_device_capability(device)
-    return 10 * major + minor
 
 
 def _description(kernel: Callable[..., Any], query: AttentionQuery) -> dict[str, Any]:

@@ -12,7 +12,8 @@ from plugins.shared.model_protocols import AttentionBackend, KVTarget
 
 class LaunchAttention:
     """model_protocols.Attend for one launch. slots: int64 [num_tokens], where its new K and V
-    go; plan: the backend's metadata; num_decode: rows of one token, which come first; has_chunks:
+    go; plan: the backend's metadata; num_decode: rows of one token, which come first, in a graph
+    the most of them; has_chunks:
     longer ones follow, else only padding does, which gets zeros. side: a stream of a CUDA device,
     on which longer rows are served while those are: one kernel keeps the matrix units busy, the
     other the memory. None = one after the other. out: where results go if they are of its type.
@@ -63,20 +64,17 @@ class LaunchAttention:
             self._backend.decode(queries[:split], *cache, plan, scale, window, out[:split])
 
         def extend() -> None:
-            if self._in_graph:
-                self._backend.extend(queries, *cache, plan, scale, window, out=out)
-                return
             new_k, new_v = (one[split:].to(queries.dtype) for one in (k, v))
             given = queries[split:], *cache, plan, scale, window
             self._backend.extend(*given, new_k, new_v, out[split:])
 
-        if not self._has_chunks:
+        if self._in_graph:
+            decode()
+            self._backend.extend(queries, *cache, plan, scale, window, out=out)
+        elif not self._has_chunks:
             decode()
             out[split:].zero_()
         elif not split:
-            extend()
-        elif self._in_graph:
-            decode()
             extend()
         else:
             at_once(decode, extend, self._side)

@@ -12,10 +12,31 @@ from plugins.executor.mixed_graphs import MixedGraphs, mixed_sizes
 from plugins.executor.sampling import SamplingKernels
 
 
-def num_graphs(state: DeviceState, largest: int, layered: bool) -> int:
-    """Whole launches that `capture_graphs` captures at most. layered: it has an `enter`."""
-    sizes = state.padding.sizes if layered and state.padding is not None else []
-    return (1 + (state.sharing is not None)) * (len(graph_sizes(largest)) + len(mixed_sizes(sizes)))
+def num_graphs(state: DeviceState, model: Any, largest: int) -> int:
+    """Whole launches that `capture_graphs` captures at most."""
+    count = len(graph_sizes(largest))
+    if state.padding is not None and _captures_mixed(state, model):
+        count += len(mixed_sizes(state.padding.sizes, model))
+    return (1 + (state.sharing is not None)) * count
+
+
+def _captures_mixed(state: DeviceState, model: Any) -> bool:
+    """Whether the model stops at its attentions, and these may be captured."""
+    return hasattr(model, "enter") and getattr(state.forward.backend, "extends_in_graph", False)
+
+
+def graph_facts(state: DeviceState) -> dict[str, Any]:
+    """Sizes of all graphs, and those to which launches are padded, for the manifest."""
+    facts: dict[str, Any] = {"sizes": [], "why_not": state.why_not}
+    for shares, graphs in state.graphs.items():
+        facts["sizes_shared" if shares else "sizes"] = graphs.sizes
+    for shares, mixed in state.mixed_graphs.items():
+        facts["sizes_of_mixed_shared" if shares else "sizes_of_mixed"] = mixed.sizes
+    if state.chunk_graphs is not None:
+        facts["sizes_of_chunks"] = state.chunk_graphs.sizes
+    if state.padding is not None:
+        facts["sizes_of_tokens"] = state.padding.sizes
+    return facts
 
 
 @torch.inference_mode()
@@ -46,7 +67,7 @@ def capture_graphs(
         sizes = state.padding.sizes
         state.chunk_graphs = ChunkGraphs(model, state.pool, sizes, capture)
         state.chunk_graphs.capture(progress)
-        if getattr(state.forward.backend, "extends_in_graph", False):
+        if _captures_mixed(state, model):
             for shares in kinds:
                 rows = largest, state.pool.pad_row
                 mixed = state.mixed_graphs[shares] = MixedGraphs(

@@ -1,4 +1,5 @@
-"""Launches with chunks: everything between two layers' attentions as one graph.
+"""Launches with chunks that no single graph stands for (plugins/executor/mixed_graphs.py):
+everything between two layers' attentions as one graph.
 
 Attention over chunks depends on the lengths in a launch, so it is launched as it is; all the rest
 depends on the number of tokens alone, and is captured at a few sizes before the first request. A
@@ -26,6 +27,7 @@ class LayeredModel(Protocol):
     num_layers: int
     num_q_heads: int
     head_dim: int
+    layer_parameters: int  # of a layer's matrices
     dtype: torch.dtype
     device: torch.device
 

@@ -82,7 +82,7 @@ class Forward:
         step, plan = self._plan(
             inputs, lens, lens, ones, in_graph=True, shares_prefix=shares_prefix
         )
-        rows = ones, chunks > 0
+        rows = ones, True
         attend = LaunchAttention(self.pool, self.backend, step.slots, plan, *rows, in_graph=True)
         hidden, shared = model.embed(token_ids, inputs["positions"])
         delta: Any = None

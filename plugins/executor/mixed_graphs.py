@@ -19,9 +19,10 @@ from rich.progress import Progress
 from torch import Tensor
 
 from core.launch import Launch
-from plugins.executor.chunk_graphs import borrowed
+from plugins.executor.chunk_graphs import LayeredModel, borrowed
 from plugins.executor.forward import Forward
 from plugins.executor.graphs import Capture, Graph
+from plugins.shared.launch_sizes import GRAPHED_CHUNKS as CHUNKS
 from plugins.shared.launch_sizes import least
 
 FIELDS = ("positions", "token_rows", "row_ids", "context_lens", "query_starts")
@@ -31,12 +32,9 @@ STEPS = ((128, 32), (1024, 64), (2048, 128))
 """Tokens of a launch: up to how many, a graph every so many. Below the first, and in a large model
 below the second, tokens more cost little beside the weights that are read."""
 
-CHUNKS = 31
-"""Rows of several tokens, at most."""
-
-LAYER_S = 200e-6
-"""About what a layer takes the host if it is launched by itself. A graph that takes the device
-longer, without a context to read, is not worth it."""
+LAYER_OPERATIONS = 1.2e11
+"""Of a layer's matrix products, at most: what an H200 computes in the 200 us or so that a layer
+takes the host if it is launched by itself. Beyond, the host is no hurry, and pieces do."""
 
 CONTEXT = 8192
 """Tokens of a chunk's row, at most: the graph's kernel does not divide a tile's keys."""
@@ -75,10 +73,10 @@ class MixedGraphs:
     ) -> None:
         self._forward, self._capture, self._shares = forward, capture, shares_prefix
         self._most_rows, self._pad_row = most_rows, pad_row
-        self._wanted = mixed_sizes(sizes)
+        model: Any = forward.model  # a LayeredModel
+        self.sizes = mixed_sizes(sizes, model)
         self._captured: dict[int, Sized] = {}
-        self.sizes: list[int] = []  # captured ones, ascending
-        model, largest = forward.model, max(self._wanted, default=0)
+        largest = max(self.sizes, default=0)
         self._work = WORK / (4 * model.num_q_heads * model.head_dim)
         self._device = torch.device(model.device)
         words = largest, _words(largest, min(largest, most_rows))
@@ -87,20 +85,16 @@ class MixedGraphs:
         )
 
     def capture(self, progress: bool) -> None:
-        """Capture sizes from the smallest on, while they are worth it."""
+        """Capture every size, the largest first: the others fit into its memory."""
         with Progress(console=Console(stderr=True), transient=True, disable=not progress) as bar:
-            for size in bar.track(self._wanted, description="CUDA graphs of mixed launches"):
+            for size in bar.track(self.sizes[::-1], description="CUDA graphs of mixed launches"):
                 try:
-                    sized = self._sized(size)
+                    self._captured[size] = self._sized(size)
                 except Exception as error:
                     error.add_note(
                         f"while capturing {size} tokens; executor.graphs=off does without"
                     )
                     raise
-                if not self._worth(sized.graph):
-                    break  # larger ones take longer
-                self._captured[size] = sized
-                self.sizes.append(size)
 
     def size_for(self, launch: Launch) -> int:
         """Tokens, padding included, of the graph that stands for the launch; 0 if none can, or
@@ -117,7 +111,7 @@ class MixedGraphs:
         """PackedLaunch.arrays of a launch with so many one-token rows, those that a graph takes but
         token_ids as one array, `others` int64: for T tokens, N rows of one token and CHUNKS others,
         padding included, positions and token_rows [T], row_ids and context_lens [N + CHUNKS], and
-        query_starts [N + CHUNKS + 1], of which those of one-token rows count for nothing."""
+        query_starts [N + CHUNKS + 1]."""
         rest = dict(arrays)
         positions, token_rows, row_ids, context_lens, starts = (rest.pop(name) for name in FIELDS)
         size, chunks = len(positions), len(row_ids) - ones
@@ -129,7 +123,7 @@ class MixedGraphs:
         lens[:room], lens[room:] = 1, 0
         for into, given in ((rows, row_ids), (lens, context_lens)):
             into[:ones], into[room : room + chunks] = given[:ones], given[ones:]
-        begins[:room] = 0
+        begins[:room] = np.arange(room)
         begins[room : room + chunks], begins[room + chunks :] = starts[ones:-1], starts[-1]
         return rest | {"others": others}
 
@@ -142,24 +136,14 @@ class MixedGraphs:
         sized.graph.replay()
         return sized.hidden, sized.delta
 
-    def _worth(self, graph: Graph) -> bool:
-        """Whether the device is done with it before the host would have launched its layers; of
-        several ranks, which must go on alike, the first one's."""
-        found_s = replay_seconds(graph, self._device)
-        group = self._forward.group
-        if group is not None:
-            agreed = torch.tensor([found_s], device=self._device)
-            group.take_first(agreed)
-            found_s = float(agreed)
-        return found_s <= LAYER_S * self._forward.model.num_layers
-
     def _sized(self, size: int) -> Sized:
         room = min(size, self._most_rows)
         token_ids, others = self._token_ids[:size], self._others[: _words(size, room)]
         tokens, rows, lens, begins = _parts(others, size, room)
         token_ids.zero_()
         tokens[0], tokens[1], rows[:] = 0, self._pad_row, self._pad_row
-        lens[:room], lens[room:], begins[:] = 1, 0, size
+        lens[:room], lens[room:] = 1, 0
+        begins[:room], begins[room:] = torch.arange(room), room
         given = dict(zip(FIELDS, (*tokens, rows, lens, begins), strict=True))
         graph, (hidden, delta) = self._capture(
             lambda: self._forward.states(token_ids, given, room, CHUNKS, self._shares)
@@ -167,29 +151,16 @@ class MixedGraphs:
         return Sized(room, token_ids, others, graph, borrowed(hidden), borrowed(delta))
 
 
-def mixed_sizes(sizes: list[int]) -> list[int]:
-    """Those of `sizes` (tokens, ascending) that are captured: multiples of STEPS, and the last."""
+def mixed_sizes(sizes: list[int], model: LayeredModel) -> list[int]:
+    """Those of `sizes` (tokens, ascending) that are captured for a model: multiples of STEPS and
+    the last, as far as LAYER_OPERATIONS goes."""
+    most = LAYER_OPERATIONS / (2 * model.layer_parameters)
     found = []
     for size in sizes:
-        step = next((step for most, step in STEPS if size <= most), None)
-        if step is not None and (size % step == 0 or size == sizes[-1]):
+        step = next((step for end, step in STEPS if size <= end), None)
+        if step is not None and (size % step == 0 or size == sizes[-1]) and size <= most:
             found.append(size)
     return found
-
-
-def replay_seconds(graph: Graph, device: torch.device) -> float:
-    """What a graph takes a CUDA device, the least of three times; 0 on others."""
-    if device.type != "cuda":
-        return 0.0
-    found = []
-    for _ in range(3):
-        begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))  # type: ignore[no-untyped-call]
-        begin.record()
-        graph.replay()
-        end.record()
-        end.synchronize()
-        found.append(begin.elapsed_time(end) / 1000)
-    return float(min(found))
 
 
 def _words(size: int, room: int) -> int:

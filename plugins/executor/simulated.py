@@ -149,7 +149,7 @@ class SimulatedExecutor:
             raise InvariantError(f"at most {MAX_IN_FLIGHT} launches in flight, got one more")
         for setup in launch.setups:
             self._set_up(setup)
-        graph_tokens, repeats = self._graph_rows(launch), launch.repeats
+        graph_tokens, repeats = self._graph_tokens(launch), launch.repeats
         if repeats is None:
             self._busy.start(launch)
             tokens = self._rows.tokens(launch, 0)
@@ -285,11 +285,15 @@ class SimulatedExecutor:
             num = min(num, turn - 1)
         return max(min(num, MOST), 1), turn
 
-    def _graph_rows(self, launch: Launch) -> int:
+    def _graph_tokens(self, launch: Launch) -> int:
         num_rows, repeats = len(launch.row_ids), launch.repeats
-        turns = repeats is not None and repeats.turn < len(repeats.each)
-        decodes = turns or launch.num_decode_rows == num_rows
-        return least(self._plugin.times.sizes.graphs, num_rows) if decodes else 0
+        decodes = repeats is not None and repeats.turn < len(repeats.each)
+        if decodes or launch.num_decode_rows == num_rows:
+            return least(self._plugin.times.sizes.graphs, num_rows)
+        if repeats is not None:
+            return 0  # slices alone: a record tells of what comes after them
+        _, tokens, kind = self._busy.padded(launch)
+        return tokens if kind == "graphed" else 0
 
     def _errors(self, launch: Launch) -> dict[int, str]:
         rows = launch.row_ids.tolist()

@@ -15,7 +15,7 @@ from core.errors import InvariantError
 from core.launch import Launch, LaunchResult, PoolLayout
 from core.queries import ExecutorQuery
 from plugins.executor import pool_size
-from plugins.executor.capture import capture_graphs, num_graphs
+from plugins.executor.capture import capture_graphs, graph_facts, num_graphs
 from plugins.executor.compile_watch import CompileWatch
 from plugins.executor.device_state import (
     DeviceState,
@@ -216,15 +216,7 @@ class TorchExecutor:
             facts["kv_pool_bytes"] = state.pool.kv.nbytes
             facts["kv_pool_auto"] = self._pool_size and self._pool_size.describe()
             facts["attention"] = state.forward.backend.describe()
-            names = {False: "sizes", True: "sizes_shared"}
-            sizes = {names[shares]: graphs.sizes for shares, graphs in state.graphs.items()}
-            if state.chunk_graphs is not None:
-                sizes["sizes_of_chunks"] = state.chunk_graphs.sizes
-            for shares, mixed in state.mixed_graphs.items():
-                sizes["sizes_of_mixed_shared" if shares else "sizes_of_mixed"] = mixed.sizes
-            if state.padding is not None:
-                sizes["sizes_of_tokens"] = state.padding.sizes
-            facts["graphs"] = {"sizes": [], "why_not": state.why_not} | sizes
+            facts["graphs"] = graph_facts(state)
         return facts
 
     def close(self) -> None:
@@ -265,15 +257,14 @@ class TorchExecutor:
         with explained("engine.pool_tokens=auto: the largest launches", rule):
             self._state = self._allocate(layout)
             no_graphs = self._why_no_graphs(self._state.forward.backend)
-            layered = hasattr(self.model, "enter")
             budget = pool_size.cuda_budget(
                 self.device,
                 self._engine.memory_share,
                 self._run,
                 pool_size.largest_launches(layout, seqs, self.max_model_len),
                 0 if no_graphs else rows,
-                num_graphs(self._state, rows, layered),
-                layered,
+                num_graphs(self._state, self.model, rows),
+                hasattr(self.model, "enter"),
             )
         self._state = None
         return budget

@@ -34,8 +34,8 @@ class TorchRunner:
     this process, None = leave them, or of several ranks each its share. k_scale, v_scale: a float8
     pool holds K / k_scale and V / v_scale. paging: a plugins.executor.paging.Paging, None = torch.
     sampling: a plugins.executor.sampling.SamplingKernels, None = torch. graphs: launches of
-    one-token rows as CUDA graphs, and of others what lies between attentions; auto = where device
-    and kernels allow it, on = refuse to start where they do not for the former.
+    one-token rows and small others as CUDA graphs, of larger ones what lies between attentions;
+    auto = where device and kernels allow it, on = refuse to start where they do not for the first.
     record_plan: read what attention planned into each step's record; waits for the device at every
     launch, and does without graphs. tensor_parallel: devices, or processes on a CPU, that compute a
     decoder together (plugins/executor/parallel_executor.py); device r for rank r."""

@@ -80,6 +80,9 @@ class Decoder:
         self._group: RankGroup | None = None
         self._summed = self._scored = self._ops.linear
         self._scale = spec.head_dim**-0.5
+        self.layer_parameters = max(
+            sum(matrix.numel() for matrix in layer.matrices) for layer in weights.layers
+        )
         self._layers = [
             _Layer(index, layer, spec.rope_layers[index], _binding(spec.windows[index], facts))
             for index, layer in enumerate(weights.layers)

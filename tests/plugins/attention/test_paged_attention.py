@@ -181,6 +181,41 @@ def test_a_launch_in_a_graph_gives_all_tokens_to_the_kernel_that_may_be_captured
 
 
 @pytest.mark.parametrize(
+    ("limits", "message"),
+    [
+        (
+            {"takes_out": True},
+            "extend.in_graph: graph_safe must be declared by the kernel .*captured",
+        ),
+        ({"graph_safe": True}, "extend.in_graph: takes_out must be declared by .*, got False"),
+        (
+            {"graph_safe": True, "takes_out": True, "dtypes": ("float16",)},
+            "extend.in_graph: dtype must be one of float16 .* got 'float32'",
+        ),
+    ],
+)
+def test_a_kernel_that_cannot_be_captured_is_refused_as_one(limits, message):
+    @declare(Capabilities(**({"dtypes": ("float32",), "devices": ("cpu",)} | limits)))
+    def captured(*arguments):
+        return arguments
+
+    @declare(Capabilities(("float32",), ("cpu",)), in_graph=captured)
+    def extend(*arguments):
+        return arguments
+
+    with pytest.raises(ConfigError, match=message):
+        PagedAttention(paged_decode, extend).build_attention(query())
+
+
+def test_the_manifest_names_the_kernel_that_is_captured():
+    facts = PagedAttention(paged_decode, extend_dense.extend).build_attention(query()).describe()
+    assert facts["extend_in_graph"]["kernel"] == "kernels.extend.extend"
+    assert "extend_in_graph" not in (
+        PagedAttention(paged_decode, paged_extend).build_attention(query()).describe()
+    )
+
+
+@pytest.mark.parametrize(
     ("extend", "there"),
     [
         (kernel(graph_safe=True, takes_out=True), False),  # it may read what it must not write

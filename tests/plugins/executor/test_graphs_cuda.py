@@ -15,7 +15,7 @@ from kernels.fused import FusedOps, FusedPaging
 from kernels.fused_sampling import FusedSampling
 from kernels.shared_prefix import SharedPrefix
 from kernels.split_kv import SplitKV
-from plugins.executor import capture, device_state, mixed_graphs
+from plugins.executor import capture, device_state
 from plugins.model.loader import HuggingFaceModel
 from tests.plugins.executor.graph_run import make, rerun, serve
 from tests.plugins.executor.launch_driver import Driver
@@ -58,8 +58,7 @@ def test_tokens_equal_those_without_graphs(decode, overlap):
 
 
 @pytest.mark.parametrize("page_size", [1, 16])
-def test_half_precision_tokens_equal_those_of_the_same_padded_launches(page_size, monkeypatch):
-    monkeypatch.setattr(mixed_graphs, "LAYER_S", 1e3)  # the same ones are kept
+def test_half_precision_tokens_equal_those_of_the_same_padded_launches(page_size):
     graphs = serve(executor("bfloat16", capture=None), page_size, overlap=True)
     again = serve(executor("bfloat16", capture=rerun), page_size)
     assert graphs.served == again.served

@@ -53,3 +53,18 @@ def test_longer_rows_beside_one_token_rows_are_counted_alone():
     """The prompt of 5 in a graph; 4 and 4 tokens of the other beside the first row's, 16 and 32
     pairs, in a graph each; then both rows decode, three times and the longer one twice more."""
     assert ended([5, 8], 0.0, budget=5)[0] == 3 * 10 + 5 * 1
+
+
+def test_records_tell_which_launches_were_whole_graphs():
+    """As of a device: 20 tokens padded to 64 while their pairs are few, then in pieces; decodes."""
+    run = make_engine(
+        pages=64, executor=Simulated(OfKinds(), vocab_size=VOCAB, max_model_len=1024), budget=20
+    )
+    params = SamplingParams(max_tokens=6, ignore_eos=True)
+    prompt = np.arange(60, dtype=np.int32) % VOCAB
+    run.submit(Request("0", prompt, params, forced_output=6))
+    records = []
+    while run.has_work:
+        event = run.step(0.0)
+        records += [event.record] if event else []
+    assert [record.graph_tokens for record in records] == [64, 0, 0, *[1] * 5]
