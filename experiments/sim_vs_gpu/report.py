@@ -1,4 +1,5 @@
-"""How far simulated runs are from a device's: python -m experiments.sim_vs_gpu.report FOLDER.
+"""How far simulated runs are from a device's: python -m experiments.sim_vs_gpu.report FOLDER
+[POLICY,POLICY…].
 
 error    |simulated / device - 1| of a run's number; MAPE is its mean over runs
 ranking  Kendall's tau-b over pairs of policies, of one workload and number, that the device tells
@@ -83,14 +84,23 @@ class Ranking:
         return (self.concordant - self.discordant) / sqrt(self.num_pairs * told)
 
 
-def main(folder: Path) -> str:
-    """The report in Markdown."""
+def main(folder: Path, policies: Sequence[str] | None = None) -> str:
+    """The report in Markdown; of these policies alone, None = all that ran."""
     pairs, alone = find_pairs(folder)
+    if policies is not None:
+        known = sorted({pair.policy for pair in pairs})
+        require(set(policies) <= set(known), "POLICY", f"of {', '.join(known)}", list(policies))
+        pairs = [pair for pair in pairs if pair.policy in policies]
     pressed = sum(pair.pressed for pair in pairs)
     simulated = pairs[0].simulated.summary.get("simulated") or {}
     rows = []
     for name, path in NUMBERS.items():
-        errors = [error(values) for pair in pairs if (values := pair.values(path)) is not None]
+        by_workload: dict[str, list[float]] = defaultdict(list)
+        for pair in pairs:
+            values = pair.values(path)
+            if values is not None:
+                by_workload[pair.workload].append(error(values))
+        errors = [one for own in by_workload.values() for one in own]
         rankings = rank_all(pairs, path)
         counted = {name: one for name, one in rankings.items() if one.num_pairs >= LEAST_PAIRS}
         told = ", ".join(
@@ -105,6 +115,7 @@ def main(folder: Path) -> str:
                 name,
                 str(len(errors)),
                 f"{100 * mean(errors):.1f} %" if errors else "",
+                ", ".join(f"{name} {100 * mean(own):.1f} %" for name, own in by_workload.items()),
                 f"{100 * max(errors):.1f} %" if errors else "",
                 told,
                 taus or f"too few (< {LEAST_PAIRS})",
@@ -119,6 +130,7 @@ def main(folder: Path) -> str:
                 "number",
                 "cells",
                 "MAPE",
+                "by workload",
                 "largest",
                 "pairs told apart that it orders alike",
                 "tau-b",
@@ -190,4 +202,4 @@ def rank(values: Mapping[str, Mapping[int, tuple[float, float]]]) -> Ranking:
 
 
 if __name__ == "__main__":
-    print(main(Path(sys.argv[1])))
+    print(main(Path(sys.argv[1]), sys.argv[2].split(",") if len(sys.argv) > 2 else None))

@@ -98,8 +98,12 @@ def test_dry_run_compares_a_model_with_another(
     assert rank_all(pairs, SPEED) == {"small": Ranking()}
     text = main(tmp_path)
     assert "1 cells, 1 of them pressed" in text
-    assert f"{100 * (1 - large / small):.1f} %" in text
+    assert text.count(f"{100 * (1 - large / small):.1f} %") == 3
+    assert f"| small {100 * (1 - large / small):.1f} % |" in text
     assert "too few (< 10)" in text
+    assert main(tmp_path, ["default"]) == text
+    with pytest.raises(ConfigError, match=r"POLICY must be of default, got .*sjf"):
+        main(tmp_path, ["sjf"])
 
 
 def test_folder_without_both_sides_is_refused(tmp_path: Path):
