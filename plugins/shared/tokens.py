@@ -12,6 +12,7 @@ REPLACEMENT = "\ufffd"  # what a decoder puts for bytes that are no character (y
 BYTE_TOKEN = re.compile("<0x([0-9A-Fa-f]{2})>")
 PROMPT_TAIL = 8  # tokens of the prompt that a window starts with: one would do but for bytes
 WINDOW_HELD = 16  # tokens a window holds for a character to complete; no character takes more
+CHARACTER_BYTES = 4  # at most
 
 ToBytes = Callable[[str], bytes]
 
@@ -175,15 +176,26 @@ class _WindowDecoder:
             return ""
         self._window.append(int(token_id))
         text = self._decode(self._window)
-        waits = text.endswith(REPLACEMENT) or len(text) <= len(self._text)
-        if waits and len(self._window) - self._shown < WINDOW_HELD:
-            return ""
+        held = 0
+        if text.endswith(REPLACEMENT) or len(text) <= len(self._text):
+            if len(self._window) - self._shown < WINDOW_HELD:
+                return ""
+            text, held = self._cut()
         piece = text[len(self._text) :]
         self._window = self._window[self._shown :]
-        self._shown = len(self._window)
-        self._text = self._decode(self._window)
+        self._shown = len(self._window) - held
+        self._text = self._decode(self._window[: self._shown])
         self.added = piece.encode(errors="replace")
         return piece
+
+    def _cut(self) -> tuple[str, int]:
+        """The text of a full window, and how many tokens at its end may have begun a character and
+        are left out: bytes that are cut within one all count as broken, which makes the text
+        longer."""
+        ends = range(CHARACTER_BYTES)
+        texts = [self._decode(self._window[: len(self._window) - end]) for end in ends]
+        held = min(ends, key=lambda end: (len(texts[end]) < len(self._text), len(texts[end]) + end))
+        return texts[held], held
 
     def flush(self) -> str:
         held = self._decode(self._window)[len(self._text) :]

@@ -137,12 +137,18 @@ def test_a_transformers_tokenizer_gives_the_same_table_as_its_backend():
 
 @settings(max_examples=100, deadline=None)
 @given(TEXTS)
+@example(5 * REPLACEMENT + "👨‍👩‍👧")  # a window is full within a character
+@example(11 * REPLACEMENT + "é")
+@example(20 * REPLACEMENT)
 def test_a_tokenizer_without_a_backend_is_decoded_in_a_window(text):
     ids = tokenizer("llama").encode(text).ids
-    found = texts(ChoiceText(TokenTable(Slow("llama"))), ids)
+    found = "".join(texts(ChoiceText(TokenTable(Slow("llama"))), ids))
     whole = tokenizer("llama").decode(ids)
-    broken = REPLACEMENT * whole.endswith(REPLACEMENT)  # at the end not told from a cut character
-    assert "".join(found) == whole.rstrip(REPLACEMENT) + broken
+    settled = whole.rstrip(REPLACEMENT)
+    assert found.startswith(settled)
+    # At the end not told from a cut character: some of them count as one.
+    rest = len(whole) - len(settled)
+    assert found[len(settled) :] in [REPLACEMENT * count for count in range(min(rest, 1), rest + 1)]
 
 
 @pytest.mark.parametrize("name", ["▁He", "<0xF0>", "</s>", "▁"])
