@@ -21,7 +21,8 @@ SUFFIX = ".json"
 class Calibrated:
     """file: the name of a file in plugins/step_time/data/calibration/, or the path of a .json file
     of one's own. It also knows the host's times, sizes of launches and pool of what was measured;
-    the simulated executor takes those where its own are null."""
+    the simulated executor takes those where its own are null. A launch of chunks alone that the run
+    did not hold takes the host what one beside one-token rows did, and the other way round."""
 
     def __init__(self, file: str) -> None:
         self.file = file
@@ -29,6 +30,9 @@ class Calibrated:
         self.host_s = self.calibration.host_s
         self.host_row_s = self.calibration.host_row_s
         self.launch_s = dict(self.calibration.launch_s)
+        for kind, like in (("chunk", "mixed"), ("mixed", "chunk")):
+            if like in self.calibration.launch_s:  # graphs between attentions, both
+                self.launch_s.setdefault(kind, self.launch_s[like])
         self.sizes = self.calibration.sizes
 
     @hookimpl

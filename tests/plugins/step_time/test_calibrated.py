@@ -109,7 +109,7 @@ def test_executor_takes_host_times_and_sizes_from_the_file_unless_it_has_its_own
     model = Calibrated(file)
     measured = Simulated(model).times
     assert (measured.host_s, measured.host_row_s, measured.sizes) == (0.5, 0.25, GIVEN.sizes)
-    starts_s = dict.fromkeys(KINDS, (0.0,)) | {"mixed": (2.0, 3.0)}
+    starts_s = dict.fromkeys(KINDS, (0.0,)) | dict.fromkeys(("mixed", "chunk"), (2.0, 3.0))
     assert measured.launch_s == starts_s
     own = Simulated(model, host_s=0.0, host_row_s=0.0, graph_sizes=[], launch_s={}).times
     assert (own.host_s, own.host_row_s, list(own.sizes.graphs)) == (0.0, 0.0, [])
@@ -178,3 +178,19 @@ def test_shipped_files_predict_the_points_in_them_as_they_say(path: Path):
     assert len(points) == found.fit.points + found.test.points
     assert found.test.mape < 0.05
     assert found.traffic.mape < 0.02
+
+
+@pytest.mark.parametrize(("known", "other"), [("mixed", "chunk"), ("chunk", "mixed")])
+def test_a_kind_that_the_run_did_not_hold_takes_the_host_what_its_like_did(
+    tmp_path: Path, known: str, other: str
+):
+    path = tmp_path / "toy.json"
+    replace(GIVEN, launch_s={known: [2.0, 3.0], "graphed": [1.0]}).save(path)
+    assert Calibrated(str(path)).launch_s == {
+        known: [2.0, 3.0], other: [2.0, 3.0], "graphed": [1.0]
+    }  # fmt: skip
+    both = {"mixed": [2.0], "chunk": [4.0]}
+    replace(GIVEN, launch_s=both).save(path)
+    assert Calibrated(str(path)).launch_s == both
+    replace(GIVEN, launch_s={}).save(path)
+    assert Calibrated(str(path)).launch_s == {}
