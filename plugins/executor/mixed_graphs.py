@@ -23,6 +23,8 @@ from plugins.executor.chunk_graphs import LayeredModel, borrowed
 from plugins.executor.forward import Forward
 from plugins.executor.graphs import Capture, Graph
 from plugins.shared.launch_sizes import GRAPHED_CHUNKS as CHUNKS
+from plugins.shared.launch_sizes import GRAPHED_CONTEXT as CONTEXT
+from plugins.shared.launch_sizes import GRAPHED_WORK as WORK
 from plugins.shared.launch_sizes import least
 
 FIELDS = ("positions", "token_rows", "row_ids", "context_lens", "query_starts")
@@ -34,14 +36,7 @@ below the second, tokens more cost little beside the weights that are read."""
 
 LAYER_OPERATIONS = 1.2e11
 """Of a layer's matrix products, at most: what an H200 computes in the 200 us or so that a layer
-takes the host if it is launched by itself. Beyond, the host is no hurry, and pieces do."""
-
-CONTEXT = 8192
-"""Tokens of a chunk's row, at most: the graph's kernel does not divide a tile's keys."""
-
-WORK = 10e9
-"""Operations of a layer's attention over chunks, at most: from here on kernels for long chunks,
-which a graph cannot hold, save more than the host takes."""
+takes the host if it is launched by itself. Beyond, the host is in no hurry, and pieces do."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -9,13 +9,14 @@ KINDS = ("decode", "graphed", "chunk", "mixed", "eager")
 both; with kernels one by one where the others have graphs."""
 
 GRAPHED_CHUNKS = 31
-"""Longer rows that a graph of any rows has room for: CHUNKS of plugins/executor/mixed_graphs.py."""
+"""Longer rows that a graph of any rows (plugins/executor/mixed_graphs.py) has room for."""
 
 GRAPHED_CONTEXT = 8192
-"""Tokens of a longer row in such a graph, at most: CONTEXT there."""
+"""Tokens of a longer row in it, at most: its kernel does not divide a tile's keys."""
 
 GRAPHED_WORK = 10e9
-"""Operations of a layer's attention over longer rows in such a graph, at most: WORK there."""
+"""Operations of a layer's attention over longer rows in it, at most: from here on kernels for long
+chunks, which a graph cannot hold, save more than the host takes."""
 
 
 @dataclass(frozen=True, slots=True)

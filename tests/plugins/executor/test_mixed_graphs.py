@@ -12,7 +12,9 @@ from plugins.executor import device_state, mixed_graphs
 from plugins.executor.device_state import DeviceState
 from plugins.executor.mixed_graphs import CHUNKS, MixedGraphs, mixed_sizes
 from plugins.executor.padding import Padding
+from plugins.executor.simulated_time import BusyTimes, Times
 from plugins.executor.warm_up import page_0_launch
+from plugins.shared.launch_sizes import LaunchSizes
 from tests.plugins.executor.graph_run import JUNK, device_decode, make, rerun, serve
 from tests.plugins.model.dense import load
 from tests.tiny_models import save_tiny
@@ -125,6 +127,23 @@ def test_leaves_long_contexts_and_much_work_to_other_kernels(graphs):
     assert MixedGraphs(graphs._forward, [32], 4, 0, rerun)._work == (
         mixed_graphs.WORK / (4 * model.num_q_heads * model.head_dim)
     )
+
+
+@pytest.mark.parametrize(
+    "parts",
+    [
+        [(9, 1), (0, 5)], [(0, 33)], [(0, 192)], [(0, 193)], [(8188, 4)], [(8189, 4)],
+        [(100_000, 1), (0, 4)], [(0, 2)] * CHUNKS, [(0, 2)] * (CHUNKS + 1), [(6000, 30)],
+    ],
+)  # fmt: skip
+def test_models_of_time_know_which_launches_are_graphs(graphs, parts):
+    graphs._work = 180_000
+    launch = launch_of(*parts)
+    sizes = LaunchSizes(mixed=graphs.sizes, chunks=[256], mixed_pairs=180_000)
+    times = Times(None, 0.0, 0.0, {}, sizes)
+    busy = BusyTimes(times, None, False, None)
+    _, tokens, kind = busy.padded(launch)
+    assert (tokens if kind == "graphed" else 0) == graphs.size_for(launch)
 
 
 def test_sizes_are_those_to_which_others_pad():

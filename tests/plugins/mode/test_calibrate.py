@@ -13,7 +13,6 @@ from core.errors import ConfigError
 from core.records import StepRecord
 from kernels import torch_reference
 from plugins.attention.paged import PagedAttention
-from plugins.executor.mixed_graphs import CHUNKS, CONTEXT, WORK
 from plugins.executor.simulated import Simulated
 from plugins.executor.torch_runner import TorchRunner
 from plugins.mode import calibrate_refit
@@ -25,13 +24,9 @@ from plugins.mode.simulate import Simulate
 from plugins.model.loader import HuggingFaceModel
 from plugins.shared.calibration import load
 from plugins.shared.clocks import RealClock
-from plugins.shared.launch_sizes import (
-    GRAPHED_CHUNKS,
-    GRAPHED_CONTEXT,
-    GRAPHED_WORK,
-    KINDS,
-    LaunchSizes,
-)
+from plugins.shared.launch_sizes import GRAPHED_CHUNKS as CHUNKS
+from plugins.shared.launch_sizes import GRAPHED_CONTEXT as CONTEXT
+from plugins.shared.launch_sizes import KINDS, LaunchSizes
 from plugins.step_time.calibrated import Calibrated
 from plugins.step_time.fixed import Fixed
 from plugins.step_time.roofline import Roofline
@@ -203,7 +198,6 @@ def test_rows_and_tokens_count_as_they_are_padded():
 
 def test_graphs_of_whole_launches_take_any_rows_but_many_chunks():
     sizes = LaunchSizes([1, 2, 4], [8, 64, 128], [8, 64], mixed=[8, 64])
-    assert CHUNKS == GRAPHED_CHUNKS
     assert sizes.padded(2, 3, 7) == (3, 8, "graphed")
     assert sizes.padded(0, 1, 7) == (1, 8, "graphed")
     assert sizes.padded(0, CHUNKS, 64) == (CHUNKS, 64, "graphed")
@@ -213,7 +207,6 @@ def test_graphs_of_whole_launches_take_any_rows_but_many_chunks():
 
 def test_graphs_of_whole_launches_take_no_long_contexts():
     sizes = LaunchSizes([1], [8, 64], [8, 64], mixed=[8, 64], mixed_pairs=5000)
-    assert (CONTEXT, WORK) == (GRAPHED_CONTEXT, GRAPHED_WORK)
     assert mixed_pairs({"num_q_heads": 16, "head_dim": 128}) == 1_220_703
     assert mixed_pairs(None) == 0
     assert sizes.padded(2, 3, 7, CONTEXT, 5000) == (3, 8, "graphed")
