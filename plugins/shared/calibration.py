@@ -17,6 +17,7 @@ small models last as long as that. `mode=calibrate` writes such files,
 executor/step_time=calibrated reads them."""
 
 import json
+from bisect import bisect_right
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
@@ -58,20 +59,34 @@ class Form:
     terms: Mapping[str, float]
 
     def seconds(self, num_rows: Any, num_tokens: Any, kv_tokens: Any, attended: Any) -> Any:
-        """Seconds of steps by the formula of this module; numbers or arrays that broadcast."""
+        """Seconds of steps by the formula of this module; numbers or arrays that broadcast. A
+        number gives the same bits as in an array."""
         c, beyond = self.terms, attended - kv_tokens
-        back = beyond / np.maximum(num_tokens - num_rows, 1)
-        near = np.minimum(kv_tokens / np.maximum(num_rows, 1), NEAR)
+        arrays = isinstance(num_tokens + kv_tokens, np.ndarray)
+        less, more = (np.minimum, np.maximum) if arrays else (min, max)
+        back = beyond / more(num_tokens - num_rows, 1)
+        near = less(kv_tokens / more(num_rows, 1), NEAR)
         linear = c["row"] * num_rows + c["near"] * near + c["kv_token"] * kv_tokens
         return self._base(num_tokens) + linear + c["pair"] * beyond + c["depth"] * back
 
     def _base(self, num_tokens: Any) -> Any:
         nodes, base_s = self.tokens, self.base_s
-        found = np.interp(num_tokens, nodes, base_s)
-        if len(nodes) > 1:
-            slope = (base_s[-1] - base_s[-2]) / (nodes[-1] - nodes[-2])
-            found = found + slope * np.maximum(num_tokens - nodes[-1], 0)
-        return found
+        if isinstance(num_tokens, np.ndarray):
+            found = np.interp(num_tokens, nodes, base_s)
+            if len(nodes) > 1:
+                found = found + self._slope(len(nodes) - 2) * np.maximum(num_tokens - nodes[-1], 0)
+            return found
+        at = bisect_right(nodes, num_tokens) - 1
+        if at < 0 or len(nodes) == 1:
+            return base_s[0]
+        if at == len(nodes) - 1:
+            return base_s[-1] + self._slope(at - 1) * (num_tokens - nodes[-1])
+        return self._slope(at) * (num_tokens - nodes[at]) + base_s[at]
+
+    def _slope(self, at: int) -> float:
+        """From a node to the next."""
+        nodes, base_s = self.tokens, self.base_s
+        return (base_s[at + 1] - base_s[at]) / (nodes[at + 1] - nodes[at])
 
     @property
     def known(self) -> bool:
