@@ -13,7 +13,10 @@ from experiments.serving.sampled_client import Asked
 from experiments.serving.server_process import ServerProcess, serving
 from tests.plugins.mode.replicas.test_ray import until
 
-pytestmark = pytest.mark.skipif(not Path("/proc/self").exists(), reason="needs /proc")
+pytestmark = [
+    pytest.mark.live,
+    pytest.mark.skipif(not Path("/proc/self").exists(), reason="needs /proc"),
+]
 
 
 @pytest.fixture(scope="module")
