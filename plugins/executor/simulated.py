@@ -11,16 +11,15 @@ from statistics import fmean
 from typing import Any, Protocol
 
 import numpy as np
-from numpy.typing import NDArray
 
 from core.clock import Clock
 from core.config import EngineConfig, require
 from core.errors import ConfigError, InvariantError
 from core.hookspecs import hookimpl
-from core.launch import Int32, Launch, LaunchResult, PoolLayout, Repeats, RowSetup, reads
+from core.launch import Int32, Launch, LaunchResult, PoolLayout, Repeats, RowSetup
 from core.queries import ExecutorQuery, StepTimeQuery
-from core.recent import MOST
 from core.table import some
+from plugins.executor.joined_steps import of_slices, steps_alike
 from plugins.executor.scripted_rows import ScriptedRows
 from plugins.executor.simulated_time import BusyTimes, Times
 from plugins.shared.clocks import VirtualClock
@@ -171,7 +170,8 @@ class SimulatedExecutor:
         with more has num_tokens a step until none of its `left` is left, and then decodes. One step
         alone of rows that end with an error, if the host takes longer than the device, or not
         always as long."""
-        num_rows, (num, turn) = len(rows), self._steps_alike(num_tokens, left, room)
+        num_rows, sizes = len(rows), self._plugin.times.sizes
+        num, turn = steps_alike(num_tokens, left, room)
         if self._asks and self._asks.keys() & set(rows.tolist()):
             num = turn = 1
         times = np.arange(1, num + 1, dtype=np.int32)
@@ -179,12 +179,12 @@ class SimulatedExecutor:
         if some(num_tokens > 1):
             further = np.maximum(times - np.int32(turn), 0)[:, None]
             each = np.where(num_tokens == 1, each, np.minimum(each, left) + further)
-            figures, kinds = self._of_slices(num_tokens, first, each, turn)
+            figures, kinds = of_slices(sizes, num_tokens, first, each, turn)
         else:
-            padded, _, kind = self._plugin.times.sizes.padded(num_rows, num_rows, num_rows)
+            padded, _, kind = sizes.padded(num_rows, num_rows, num_rows)
             kv_tokens = int(np.add.reduce(first)) + num_rows * times.astype(np.int64)
             figures, kinds = (padded, padded, kv_tokens, kv_tokens), {0: kind}
-        seconds = self._seconds(kinds, figures, len(times))
+        seconds = self._plugin.times.line(kinds, figures, len(times))
         facts = num_rows, kinds, seconds, bool(self._pending)
         planned_s, ends_s = self._busy.line(*facts)
         lasts_s = ends_s.copy()
@@ -230,60 +230,6 @@ class SimulatedExecutor:
         self._asks.pop(row, None)
         if params.logprobs is not None or params.prompt_logprobs is not None:
             self._asks[row] = "a simulation computes no log-probabilities"
-
-    def _seconds(self, kinds: dict[int, str], figures: Any, num: int) -> NDArray[np.float64]:
-        """What `num` steps take the device; kinds and figures as of _of_slices."""
-        times, starts = self._plugin.times, [at for at in sorted(kinds) if at < num]
-        if len(starts) == 1:
-            found: NDArray[np.float64] = times.seconds(kinds[0], *figures) + np.zeros(num)
-            return found
-        parts = [
-            times.seconds(kinds[at], *(figure[at:end] for figure in figures))
-            for at, end in zip(starts, [*starts[1:], num], strict=True)
-        ]
-        return np.concatenate(parts)
-
-    def _of_slices(
-        self, num_tokens: Int32, first: Int32, each: Int32, turn: int
-    ) -> tuple[Any, dict[int, str]]:
-        """What the step's time depends on, of steps with slices until the `turn`-th, and how they
-        are started, from which step on."""
-        kv_tokens, attended, tokens = reads(first, each)
-        sizes, num_rows = self._plugin.times.sizes, len(num_tokens)
-        num_decodes = int(np.count_nonzero(num_tokens == 1))
-        rows, of_decodes, kind = sizes.padded(num_rows, num_rows, num_rows)
-        computed, kinds = np.full(len(tokens), num_rows), {turn: kind}
-        computed[turn:], tokens[turn:] = rows, of_decodes
-        chunks, last = num_tokens > 1, min(turn, len(tokens)) - 1
-        context = first[chunks] + each[: last + 1, chunks].astype(np.int64)
-        new = np.diff(context, axis=0, prepend=first[None, chunks])
-        longest, pairs = context.max(axis=1), (new * context).sum(axis=1)
-        for at in range(last, -1, -1):
-            more = int(longest[at]), int(pairs[at])
-            padded = sizes.padded(num_decodes, num_rows, int(tokens[at]), *more)
-            tokens[at], kinds[at] = padded[1], padded[2]
-        for at in range(last, 0, -1):
-            if kinds[at] == kinds[at - 1]:
-                del kinds[at]
-        return (computed, tokens, kv_tokens, attended), kinds
-
-    def _steps_alike(self, num_tokens: Int32, left: Int32, room: Int32) -> tuple[int, int]:
-        """How many steps may go in one, and with which of them prompts end."""
-        slices = num_tokens > 1
-        if not some(slices):
-            alone = some(left > 1)  # a slice of one token
-            num = 1 if alone else max(min(MOST, int(np.minimum.reduce(room))), 1)
-            return num, num
-        ends = -(-left // num_tokens)  # 1 of a row that decodes
-        turn, num = (int(np.minimum.reduce(one)) for one in (ends[slices], ends - 1 + room))
-        if some(ends[slices] > turn):
-            num = min(num, turn)
-        if (first_end := int(room[~slices].min(initial=MOST + 1))) <= turn:
-            num = min(num, first_end - 1)
-        # A last slice of one token would be a one-token row.
-        if some((left == num_tokens * (turn - 1) + 1) & slices):
-            num = min(num, turn - 1)
-        return max(min(num, MOST), 1), turn
 
     def _graph_tokens(self, launch: Launch) -> int:
         num_rows, repeats = len(launch.row_ids), launch.repeats

@@ -28,6 +28,18 @@ class Times:
         of_kind = getattr(self.step_time, "seconds_of", None)
         return self.step_time.seconds(*facts) if of_kind is None else of_kind(kind, *facts)
 
+    def line(self, kinds: Mapping[int, str], figures: Any, num: int) -> NDArray[np.float64]:
+        """What `num` steps take the device; kinds and figures: see joined_steps.of_slices."""
+        starts = [at for at in sorted(kinds) if at < num]
+        if len(starts) == 1:
+            found: NDArray[np.float64] = self.seconds(kinds[0], *figures) + np.zeros(num)
+            return found
+        parts = [
+            self.seconds(kinds[at], *(figure[at:end] for figure in figures))
+            for at, end in zip(starts, [*starts[1:], num], strict=True)
+        ]
+        return np.concatenate(parts)
+
 
 @dataclass(slots=True, eq=False)
 class BusyTimes:

@@ -17,6 +17,7 @@ from plugins.shared.session import Session
 
 Float = NDArray[np.float64]
 PARTS = ("plan", "pack", "launch", "collect", "commit", "observers")
+STRETCH = 16  # steps whose time together is compared
 COUNTS = ("num_rows", "prefill_tokens", "decode_tokens", "kv_tokens", "attended", "graph_tokens")
 OLD_NAMES = {"graph_rows": "graph_tokens"}
 TIMES = ("start_s", "launched_s", "end_s")

@@ -16,10 +16,10 @@ from plugins.attention.paged import PagedAttention
 from plugins.executor.simulated import Simulated
 from plugins.executor.torch_runner import TorchRunner
 from plugins.mode import calibrate_refit
-from plugins.mode.calibrate import STRETCH, Calibrate, mixed_pairs
+from plugins.mode.calibrate import Calibrate, mixed_pairs
 from plugins.mode.calibrate_fit import between_steps_s, fit, fit_host, of_ran, steps_of, typical
 from plugins.mode.calibrate_grid import Point, Room, grid, launches
-from plugins.mode.calibrate_traffic import load_ran, ran_of
+from plugins.mode.calibrate_traffic import STRETCH, load_ran, ran_of
 from plugins.mode.simulate import Simulate
 from plugins.model.loader import HuggingFaceModel
 from plugins.shared.calibration import load
