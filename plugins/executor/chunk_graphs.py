@@ -9,11 +9,9 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 import torch
-from rich.console import Console
-from rich.progress import Progress
 from torch import Tensor
 
-from plugins.executor.graphs import Capture, Graph
+from plugins.executor.graphs import Capture, Graph, captured_sizes
 from plugins.executor.pool import KVPool
 from plugins.shared.model_protocols import Attend, KVTarget
 
@@ -77,16 +75,9 @@ class ChunkGraphs:
         self._captured: dict[int, Layered] = {}
 
     def capture(self, progress: bool) -> None:
-        """Capture every size, the largest first: the others fit into its memory."""
-        with Progress(console=Console(stderr=True), transient=True, disable=not progress) as bar:
-            for size in bar.track(self.sizes[::-1], description="CUDA graphs of chunks"):
-                try:
-                    self._captured[size] = self._layered(size)
-                except Exception as error:
-                    error.add_note(
-                        f"while capturing {size} tokens; executor.graphs=off does without"
-                    )
-                    raise
+        """Capture every size."""
+        facts = "CUDA graphs of chunks", "tokens", progress
+        self._captured = captured_sizes(self.sizes, self._layered, *facts)
 
     def takes(self, num_tokens: int) -> bool:
         """Whether there are graphs for launches of so many tokens."""

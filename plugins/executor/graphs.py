@@ -5,7 +5,7 @@ hundreds. Its inputs lie at one fixed place, filled by one copy. A launch of few
 with rows that have a table row of their own and hold one token on page 0; nobody reads what they
 compute."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol, TypeVar
 
@@ -38,6 +38,7 @@ LARGEST = 1024
 """Rows beyond which a launch takes the device longer than the host."""
 
 
+T = TypeVar("T")
 Results = TypeVar("Results", Tensor, tuple[Tensor, ...])
 
 
@@ -86,6 +87,23 @@ def graph_sizes(largest: int, smallest: int = 1) -> list[int]:
     return [*(one for one in sizes if one >= smallest), largest]
 
 
+def captured_sizes(
+    sizes: Sequence[int], capture: Callable[[int], T], label: str, unit: str, progress: bool
+) -> dict[int, T]:
+    """What `capture` makes of every size (`unit`s), by size, the largest first: the others fit into
+    its memory. label: of the progress bar. Raises what `capture` raises, with a note of the size;
+    the device may be unusable then."""
+    found = {}
+    with Progress(console=Console(stderr=True), transient=True, disable=not progress) as bar:
+        for size in bar.track(sorted(sizes, reverse=True), description=label):
+            try:
+                found[size] = capture(size)
+            except Exception as error:
+                error.add_note(f"while capturing {size} {unit}; executor.graphs=off does without")
+                raise
+    return found
+
+
 class DecodeGraphs:
     """Graphs of `step`, a function of the inputs by name that returns tokens int64 [size].
 
@@ -120,21 +138,17 @@ class DecodeGraphs:
         self._turn = 0
 
     def capture(self, rows: SamplingRows, progress: bool) -> None:
-        """Capture every size, the largest first: the others fit into its memory. Raises what the
-        step raises; the device may be unusable then."""
-        captured = []
-        with Progress(console=Console(stderr=True), transient=True, disable=not progress) as bar:
-            for size in bar.track(self.sizes[::-1], description="CUDA graphs"):
-                inputs = self._inputs(size)
-                self._fill(inputs, _nothing(), rows, True)
-                views = self._views(inputs, size)
-                try:
-                    graph, tokens = self._capture(lambda given=views: self._step(given))  # type: ignore[misc]
-                except Exception as error:
-                    error.add_note(f"while capturing {size} rows; executor.graphs=off does without")
-                    raise
-                captured.append(Captured(size, inputs, graph, tokens))
-        self._captured = captured[::-1]
+        """Capture every size. Raises what the step raises; the device may be unusable then."""
+
+        def one(size: int) -> Captured:
+            inputs = self._inputs(size)
+            self._fill(inputs, _nothing(), rows, True)
+            views = self._views(inputs, size)
+            graph, tokens = self._capture(lambda: self._step(views))
+            return Captured(size, inputs, graph, tokens)
+
+        found = captured_sizes(self.sizes, one, "CUDA graphs", "rows", progress)
+        self._captured = [found[size] for size in self.sizes]
 
     def takes(self, launch: Launch, rows: SamplingRows) -> bool:
         """Whether a graph can stand for the launch: one token a row, and nothing but draws."""

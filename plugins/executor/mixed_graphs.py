@@ -14,14 +14,12 @@ from typing import Any
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from rich.console import Console
-from rich.progress import Progress
 from torch import Tensor
 
 from core.launch import Launch
 from plugins.executor.chunk_graphs import LayeredModel, borrowed
 from plugins.executor.forward import Forward
-from plugins.executor.graphs import Capture, Graph
+from plugins.executor.graphs import Capture, Graph, captured_sizes
 from plugins.shared.launch_sizes import GRAPHED_CHUNKS as CHUNKS
 from plugins.shared.launch_sizes import GRAPHED_CONTEXT as CONTEXT
 from plugins.shared.launch_sizes import GRAPHED_WORK as WORK
@@ -80,16 +78,9 @@ class MixedGraphs:
         )
 
     def capture(self, progress: bool) -> None:
-        """Capture every size, the largest first: the others fit into its memory."""
-        with Progress(console=Console(stderr=True), transient=True, disable=not progress) as bar:
-            for size in bar.track(self.sizes[::-1], description="CUDA graphs of mixed launches"):
-                try:
-                    self._captured[size] = self._sized(size)
-                except Exception as error:
-                    error.add_note(
-                        f"while capturing {size} tokens; executor.graphs=off does without"
-                    )
-                    raise
+        """Capture every size."""
+        facts = "CUDA graphs of mixed launches", "tokens", progress
+        self._captured = captured_sizes(self.sizes, self._sized, *facts)
 
     def size_for(self, launch: Launch) -> int:
         """Tokens, padding included, of the graph that stands for the launch; 0 if none can, or
