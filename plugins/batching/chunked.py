@@ -46,27 +46,27 @@ class Chunked:
             return BatchDecision(running.id, remaining, "decode")
         decoding = (remaining == 1).nonzero()[0][:budget]
         prompts = (remaining > 1).nonzero()[0]
-        slices = self._share(remaining[prompts], budget - len(decoding))
+        slices, holds = self._share(remaining[prompts], budget - len(decoding))
         served, num_served = prompts, len(prompts)
-        if num_served and not (least := int(np.minimum.reduce(slices))):
+        if not holds and some(slices < 1):
             served, slices = prompts[slices > 0], slices[slices > 0]
         rows = np.concatenate((decoding, served))
         tokens = np.concatenate((remaining[decoding], slices))
         reason = f"decode {len(decoding)}, prompts {len(served)} of {num_served}"
-        holds = num_served > 0 and least == self.slice_tokens
         return BatchDecision(running.id[rows], tokens, reason, holds)
 
-    def _share(self, remaining: NDArray[np.int32], budget: int) -> NDArray[np.int32]:
-        """Tokens for each prompt, given in order of admission."""
+    def _share(self, remaining: NDArray[np.int32], budget: int) -> tuple[NDArray[np.int32], bool]:
+        """Tokens for each prompt, given in order of admission, and whether none wants more: then
+        none will in the next steps, which have as many rows."""
         wanted = np.minimum(remaining, self.slice_tokens)
         if int(np.add.reduce(wanted)) <= budget:
-            return wanted
+            return wanted, True
         given = np.zeros_like(wanted)
         shorter = np.flatnonzero(remaining < remaining[0])
         shorter = shorter[np.argsort(remaining[shorter], kind="stable")]
         _give(given, wanted, shorter, int(budget * self.short_share))
         _give(given, wanted, np.arange(len(wanted)), budget - int(given.sum()))
-        return given
+        return given, False
 
 
 def _give(

@@ -46,6 +46,8 @@ class StepTotals:
 
     def add(self, record: StepRecord) -> None:
         """Count one step (or `record.steps` equal ones). Records come in order."""
+        before_s = record.start_s if self.last_end_s is None else self.last_end_s
+        self.last_end_s = max(record.end_s, before_s)
         if not self.measure_from_s <= record.start_s <= self.measure_to_s:
             return
         counts, steps = self.counts, record.steps
@@ -67,10 +69,8 @@ class StepTotals:
             counts["padding_tokens"] += graphs * max(record.graph_tokens - computed, 0)
         for part, micros in record.host_us.items():
             self.host_us[part] += micros
-        before_s = record.start_s if self.last_end_s is None else self.last_end_s
         weight_s = max(record.end_s - max(record.start_s, before_s), 0.0)
         self.busy_s += weight_s
-        self.last_end_s = max(record.end_s, before_s)
         before = self._before_end(record) if record.steps > 1 else {}
         for name, value in self._levels(record).items():
             self.integrals[name] += weight_s * (value - before.get(name, 0.0))

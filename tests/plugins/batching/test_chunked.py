@@ -89,12 +89,13 @@ def test_slices_bound_the_tokens_of_one_prompt_in_a_step():
     ("remaining", "token_limit", "holds"),
     [
         ([1, 40, 90], 100, True),
-        ([1, 40, 9], 100, False),  # a prompt with less than a slice
+        ([1, 40, 9], 100, True),  # and what is left of a prompt
         ([1, 40, 90], 30, False),  # a budget too short for both
+        ([1, 40, 9], 25, False),
         ([1, 1], 100, False),
     ],
 )
-def test_choice_holds_while_every_prompt_has_a_whole_slice(remaining, token_limit, holds):
+def test_choice_holds_while_every_prompt_has_all_it_may(remaining, token_limit, holds):
     table = table_of(known=remaining)
     chosen = Chunked(slice_tokens=20).decide_batch(batch_query(table, token_limit))
     assert chosen.holds is holds
