@@ -124,6 +124,7 @@ def command(
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", list(sys.path))
     monkeypatch.setenv("PYTHONPATH", os.environ.get("PYTHONPATH", ""))
+    monkeypatch.delenv("HYDRA_FULL_ERROR", raising=False)  # the user's traceback is no message
     import run
 
     def call(*arguments: str) -> Outcome:
