@@ -21,6 +21,7 @@ from core.queries import ExecutorQuery, StepTimeQuery
 from core.table import some
 from plugins.executor.joined_steps import of_slices, steps_alike
 from plugins.executor.scripted_rows import ScriptedRows
+from plugins.executor.shared_context import SharedContext
 from plugins.executor.simulated_time import BusyTimes, Times
 from plugins.shared.clocks import VirtualClock
 from plugins.shared.launch_sizes import KINDS, LaunchSizes, least
@@ -141,6 +142,8 @@ class SimulatedExecutor:
     def prepare(self, layout: PoolLayout) -> None:
         """Make room for the rows' state."""
         self._rows = ScriptedRows(layout.num_rows, self.vocab_size)
+        if self._plugin.times.counts_repeats:
+            self._busy.shared = SharedContext(layout.num_rows)
 
     def launch(self, launch: Launch) -> None:
         """Set the time at which the launch ends."""
@@ -174,6 +177,10 @@ class SimulatedExecutor:
         num, turn = steps_alike(num_tokens, left, room)
         if self._asks and self._asks.keys() & set(rows.tolist()):
             num = turn = 1
+        repeated: tuple[int, ...] = ()
+        if (shared := self._busy.shared) is not None:
+            num = shared.foreseen(rows, first, num_tokens, num, turn)
+            repeated = (shared.repeated(rows[num_tokens == 1]),)
         times = np.arange(1, num + 1, dtype=np.int32)
         each = num_tokens * times[:, None]
         if some(num_tokens > 1):
@@ -184,7 +191,7 @@ class SimulatedExecutor:
             padded, _, kind = sizes.padded(num_rows, num_rows, num_rows)
             kv_tokens = int(np.add.reduce(first)) + num_rows * times.astype(np.int64)
             figures, kinds = (padded, padded, kv_tokens, kv_tokens), {0: kind}
-        seconds = self._plugin.times.line(kinds, figures, len(times))
+        seconds = self._plugin.times.line(kinds, figures, len(times), repeated)
         facts = num_rows, kinds, seconds, bool(self._pending)
         planned_s, ends_s = self._busy.line(*facts)
         lasts_s = ends_s.copy()

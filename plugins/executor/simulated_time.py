@@ -9,6 +9,7 @@ from numpy.typing import NDArray
 
 from core.clock import Clock
 from core.launch import Launch, reads
+from plugins.executor.shared_context import SharedContext
 from plugins.shared.launch_sizes import LaunchSizes
 from plugins.shared.step_time import StepTimeModel
 
@@ -23,19 +24,29 @@ class Times:
     launch_s: Mapping[str, Sequence[float]]
     sizes: LaunchSizes
 
+    @property
+    def counts_repeats(self) -> bool:
+        """Whether the model asks how much context several rows share."""
+        return bool(getattr(self.step_time, "counts_repeats", False))
+
     def seconds(self, kind: str, *facts: Any) -> Any:
-        """Of the device, for steps that are started in that way; facts as of StepTimeModel."""
+        """Of the device, for steps that are started in that way; facts as of StepTimeModel, and
+        repeated context if the model counts it."""
         of_kind = getattr(self.step_time, "seconds_of", None)
         return self.step_time.seconds(*facts) if of_kind is None else of_kind(kind, *facts)
 
-    def line(self, kinds: Mapping[int, str], figures: Any, num: int) -> NDArray[np.float64]:
-        """What `num` steps take the device; kinds and figures: see joined_steps.of_slices."""
+    def line(
+        self, kinds: Mapping[int, str], figures: Any, num: int, repeated: Sequence[int] = ()
+    ) -> NDArray[np.float64]:
+        """What `num` steps take the device; kinds and figures: see joined_steps.of_slices.
+        repeated: that context, of each step the same; none if the model does not count it."""
         starts = [at for at in sorted(kinds) if at < num]
         if len(starts) == 1:
-            found: NDArray[np.float64] = self.seconds(kinds[0], *figures) + np.zeros(num)
+            facts = *figures, *repeated
+            found: NDArray[np.float64] = self.seconds(kinds[0], *facts) + np.zeros(num)
             return found
         parts = [
-            self.seconds(kinds[at], *(figure[at:end] for figure in figures))
+            self.seconds(kinds[at], *(figure[at:end] for figure in figures), *repeated)
             for at, end in zip(starts, [*starts[1:], num], strict=True)
         ]
         return np.concatenate(parts)
@@ -44,7 +55,7 @@ class Times:
 @dataclass(slots=True, eq=False)
 class BusyTimes:
     """Until when both are busy with what was launched. rng: which of several launch_s a launch
-    takes."""
+    takes. shared: None = the model does not count what rows share."""
 
     times: Times
     clock: Clock
@@ -52,13 +63,19 @@ class BusyTimes:
     rng: np.random.Generator
     device_free_s: float = 0.0
     host_free_s: float = 0.0
+    shared: SharedContext | None = None
 
     def start(self, launch: Launch) -> None:
         """Take in a launch of one step."""
         times = self.times
         kv, attended, _ = reads(launch.first_positions, launch.num_tokens[None])
         computed, tokens, kind = self.padded(launch)
-        seconds = float(times.seconds(kind, computed, tokens, int(kv[0]), int(attended[0])))
+        facts = computed, tokens, int(kv[0]), int(attended[0])
+        more: tuple[int, ...] = ()
+        if self.shared is not None:
+            self.shared.note(launch)
+            more = (self.shared.repeated(launch.row_ids[: launch.num_decode_rows]),)
+        seconds = float(times.seconds(kind, *facts, *more))
         starts_s = times.launch_s[kind]
         start_s = (
             starts_s[int(self.rng.integers(len(starts_s)))] if len(starts_s) > 1 else starts_s[0]
@@ -69,6 +86,8 @@ class BusyTimes:
 
     def join(self, launch: Launch, ends_s: NDArray[np.float64]) -> None:
         """Take in a launch of several steps that end then."""
+        if self.shared is not None:
+            self.shared.note(launch)
         self.device_free_s = float(ends_s[-1])
         start_s = self.times.launch_s[self.padded(launch)[2]][0]
         self.host_free_s = self._host_ends_s(len(launch.row_ids), start_s)[1]

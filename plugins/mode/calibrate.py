@@ -1,10 +1,11 @@
 """Mode calibrate: measure steps on the engine's executor and fit a model of their time.
 
 Steps of a grid go straight to the executor, so that no policy, cache or prompt is in the way: rows
-of one token at several contexts, chunks behind several contexts, and both together. A step's time
-is the median from one launch's end to the next's with two in flight. Then the session's workload
-runs through the engine: of its steps, which no grid chose, the fit takes every other stretch, and
-their host times give those of planning, and of starting each kind of launch. They are kept in
+of one token at several contexts, chunks behind several contexts, both together, and rows that share
+a prefix. A step's time is the median from one launch's end to the next's with two in flight. Then
+the session's workload runs through the engine: of its steps, which no grid chose, the fit takes
+every other stretch, and their host times give those of planning, and of starting each kind of
+launch; of a kind that the run hardly had the grid tells. They are kept in
 steps.npz (plugins/mode/calibrate_traffic.py). The other stretches and a part of the grid are held
 out; the error of that part is what a simulation's summary carries.
 
@@ -26,15 +27,14 @@ from core.engine import Engine
 from plugins.mode.calibrate_fit import (
     Fit,
     Steps,
-    between_steps_s,
     fit,
-    host_times,
     of_kinds,
     of_ran,
     steps_of,
     typical,
 )
-from plugins.mode.calibrate_grid import Point, Room, grid, time_point
+from plugins.mode.calibrate_grid import Point, Room, Timed, grid, time_point
+from plugins.mode.calibrate_host import between_steps_s, host_times
 from plugins.mode.calibrate_table import show
 from plugins.mode.calibrate_traffic import STRETCH, Ran, ran_of, serve
 from plugins.mode.device_lock import check_lock, lock_of
@@ -42,7 +42,7 @@ from plugins.mode.outlet import Outlet
 from plugins.mode.running import running
 from plugins.shared.calibration import Calibration, Residuals, residuals
 from plugins.shared.clocks import RealClock
-from plugins.shared.launch_sizes import GRAPHED_WORK, LaunchSizes
+from plugins.shared.launch_sizes import GRAPHED_WORK, KINDS, LaunchSizes
 from plugins.shared.session import Session
 
 Float = NDArray[np.float64]
@@ -53,16 +53,18 @@ LEAST = 14  # points of a fit
 
 
 class Calibrate:
-    """rows, contexts, chunks: the grid, see plugins/mode/calibrate_grid.py; steps that the engine
-    has no room for are left out and counted. warmup, repeats: launches of each step before and
-    under the clock. test_share: of the grid, held out of the fit, chosen by the run's seed. path:
-    where else than in the run's folder the file goes. lock: as in mode bench."""
+    """rows, contexts, chunks, prefixes: the grid, see plugins/mode/calibrate_grid.py; steps that
+    the engine has no room for are left out and counted. prefixes: whole pages, [] = none. warmup,
+    repeats: launches of each step before and under the clock. test_share: of the grid, held out of
+    the fit, chosen by the run's seed. path: where else than in the run's folder the file goes.
+    lock: as in mode bench."""
 
     def __init__(
         self,
         rows: list[int],
         contexts: list[int],
         chunks: list[int],
+        prefixes: list[int],
         warmup: int = 3,
         repeats: int = 15,
         test_share: float = 0.25,
@@ -73,11 +75,12 @@ class Calibrate:
         for name, values, least in axes:
             known = bool(values) and all(value >= least for value in values)
             require(known, f"mode.{name}", f"numbers >= {least}", values)
+        require(min(prefixes, default=1) >= 1, "mode.prefixes", "numbers >= 1, or []", prefixes)
         require(warmup >= 0, "mode.warmup", ">= 0", warmup)
         require(repeats >= 1, "mode.repeats", ">= 1", repeats)
         require(0 < test_share < 1, "mode.test_share", "in (0, 1)", test_share)
         check_lock(lock)
-        self.rows, self.contexts, self.chunks = rows, contexts, chunks
+        self.grid = grid(rows, contexts, chunks, prefixes)
         self.warmup, self.repeats, self.test_share = warmup, repeats, test_share
         self.path, self.lock = path, lock
 
@@ -107,13 +110,15 @@ class Calibrate:
         facts = engine.executor.describe()
         on_host = facts.get("device") == "cpu"  # a launch computes before it returns
         sizes = _sizes(facts)
-        points, steps = self._timed(engine, rng, sizes)
+        points, timed = self._timed(engine, rng)
+        steps = steps_of(map(Point.facts, points, timed), sizes, self.repeats)
         held_out = rng.permutation(len(points)) < round(self.test_share * len(points))
         ran = ran_of(serve(session, engine, outlet))
         ran.save(session.folder / STEPS)
         found = fit_all(steps.part(~held_out), ran, sizes, on_host)
         guessed = found.seconds(steps)
-        traffic = traffic_of(ran, sizes, found, on_host, session.engine.overlap)
+        grid_s = starts_of(steps, [one.launch_s for one in timed])
+        traffic = traffic_of(ran, sizes, found, grid_s, on_host, session.engine.overlap)
         memory = engine.state.memory
         return Calibration(
             model=str(facts.get("model", "none")),
@@ -132,27 +137,18 @@ class Calibrate:
             traffic=traffic.error,
             measured=_origin(session),
             repeats=self.repeats,
-            points=points_of(points, steps, guessed, held_out),
-            skipped=self._num_points - len(points),
+            points=points_of(points, timed, guessed, held_out),
+            skipped=len(self.grid) - len(points),
         )
 
-    @property
-    def _num_points(self) -> int:
-        return len(grid(self.rows, self.contexts, self.chunks))
-
-    def _timed(
-        self, engine: Engine, rng: np.random.Generator, sizes: LaunchSizes
-    ) -> tuple[list[Point], Steps]:
+    def _timed(self, engine: Engine, rng: np.random.Generator) -> tuple[list[Point], list[Timed]]:
         """The steps of the grid that the engine has room for, and what each took."""
         room = _room(engine)
-        points = [one for one in grid(self.rows, self.contexts, self.chunks) if room.holds(one)]
+        points = [one for one in self.grid if room.holds(one)]
         rule = f"at least {LEAST} steps that the engine has room for ({room})"
         require(len(points) >= LEAST, "mode.rows, contexts and chunks", rule, len(points))
-        rows = []
-        for point in points:
-            seconds = time_point(engine.executor, point, room, rng, self.warmup, self.repeats)
-            rows.append(point.facts(seconds))
-        return points, steps_of(rows, sizes, self.repeats)
+        times = self.warmup, self.repeats
+        return points, [time_point(engine.executor, one, room, rng, *times) for one in points]
 
 
 @dataclass(frozen=True, slots=True)
@@ -179,13 +175,29 @@ def held_out(ran: Ran) -> NDArray[np.bool_]:
     return np.asarray(np.arange(len(ran)) // STRETCH % 2 == 0)
 
 
-def traffic_of(ran: Ran, sizes: LaunchSizes, found: Fit, on_host: bool, overlap: bool) -> Traffic:
+def starts_of(steps: Steps, launch_s: Sequence[float | None]) -> dict[str, float]:
+    """By kind of launch, the median seconds in which the host started steps of a grid."""
+    every = np.array(launch_s, np.float64)  # None becomes NaN
+    found = {kind: every[steps.kind == at] for at, kind in enumerate(KINDS)}
+    medians = {kind: float(np.median(one)) for kind, one in found.items() if len(one)}
+    return {kind: seconds for kind, seconds in medians.items() if seconds > 0}
+
+
+def traffic_of(
+    ran: Ran,
+    sizes: LaunchSizes,
+    found: Fit,
+    grid_s: Mapping[str, float],
+    on_host: bool,
+    overlap: bool,
+) -> Traffic:
     """Host times of a run's steps, and how far the fit is from what stretches held out took.
-    on_host: a launch computes before it returns. A kind that the run had none of is taken from the
-    grid."""
+    grid_s: starts of its launches, see host_times. on_host: a launch computes before it returns."""
+    grid_s = {} if on_host else grid_s
     parts = tuple(part for part in HOST_PARTS if not (on_host and part == "launch"))
     steps = of_ran(ran, sizes)
-    host_s, host_row_s, own_s = host_times(ran, steps.kind, parts, between_steps_s(ran, overlap))
+    between_s = between_steps_s(ran, overlap)
+    host_s, host_row_s, own_s = host_times(ran, steps.kind, parts, between_s, grid_s)
     launch_s = {kind: [seconds] for kind, seconds in found.launch_s.items()} | own_s
     means_s = {kind: fmean(values) for kind, values in launch_s.items()}
     steps = steps.part(held_out(ran) & (steps.seconds > 0))
@@ -227,13 +239,16 @@ def _room(engine: Engine) -> Room:
 
 
 def points_of(
-    points: Sequence[Point], steps: Steps, guessed: Float, held_out: NDArray[np.bool_]
+    points: Sequence[Point],
+    timed: Sequence[Timed],
+    guessed: Float,
+    held_out: NDArray[np.bool_],
 ) -> list[Mapping[str, Any]]:
     """The points as a calibration file has them."""
-    rows = zip(points, steps.seconds.tolist(), guessed.tolist(), held_out.tolist(), strict=True)
+    rows = zip(points, timed, guessed.tolist(), held_out.tolist(), strict=True)
     return [
-        asdict(point) | {"seconds": seconds, "predicted_s": guess, "held_out": held}
-        for point, seconds, guess, held in rows
+        asdict(point) | asdict(took) | {"predicted_s": guess, "held_out": held}
+        for point, took, guess, held in rows
     ]
 
 

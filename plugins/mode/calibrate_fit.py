@@ -3,6 +3,7 @@
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,13 +22,12 @@ ROUNDS = 30
 LEAST_ALIKE = 5  # steps of a run, for a median
 ROWS_ALIKE = 8
 CLEAR = 0.9  # of a step's seconds: the host took less
-QUANTILES = 50
 APART = 1.4
 """A node of a base has at least so many times the tokens of the one before."""
 OWN_TERMS = {
-    "decode": ("near", "kv_token"),
-    "graphed": ("row", "near", "kv_token", "pair", "depth"),
-    "other": ("row", "kv_token", "pair", "depth"),
+    "decode": ("near", "kv_token", "repeat"),
+    "graphed": ("row", "near", "kv_token", "repeat", "pair", "depth"),
+    "other": ("row", "kv_token", "repeat", "pair", "depth"),
 }
 """Of a form; rows of a decode are its tokens, and a start is nothing beside a long launch."""
 
@@ -42,6 +42,7 @@ class Steps:
     num_tokens: Float
     kv_tokens: Float
     attended: Float
+    repeated: Float
     kind: NDArray[np.int64]
     seconds: Float
     launches: Float
@@ -76,26 +77,32 @@ class Fit:
         seconds = np.empty(len(steps))
         for name, chosen in by_form(steps):
             own, form = steps.part(chosen), self.forms.get(name, self.forms["other"])
-            seconds[chosen] = form.seconds(
-                own.num_rows, own.num_tokens, own.kv_tokens, own.attended
-            )
+            seconds[chosen] = form.seconds(*_facts(own))
         return seconds
 
 
-Fact = tuple[int, int, int, int, int, float, int, int]
+Fact = Sequence[Any]
 
 
 def steps_of(rows: Iterable[Fact], sizes: LaunchSizes | None = None, launches: int = 1) -> Steps:
-    """Steps from (one-token rows, rows, tokens, kv_tokens, attended, seconds, and longest and pairs
-    of LaunchSizes.padded) of each, which stands for so many launches."""
+    """Steps from (one-token rows, rows, tokens, kv_tokens, attended, seconds) of each, and (longest
+    and pairs of LaunchSizes.padded, repeated context) if they have that; each stands for so many
+    launches."""
     padding = sizes or LaunchSizes()
     facts = []
-    for decodes, num_rows, num_tokens, kv_tokens, attended, seconds, *chunks in rows:
-        *padded, kind = padding.padded(decodes, num_rows, num_tokens, *chunks)
-        facts.append((*padded, kv_tokens, attended, KINDS.index(kind), seconds))
-    rows_n, tokens_n, kv_n, pairs, kinds, took_s = np.array(facts, np.float64).reshape(-1, 6).T
+    for decodes, num_rows, num_tokens, kv_tokens, attended, seconds, *more in rows:
+        *padded, kind = padding.padded(decodes, num_rows, num_tokens, *more[:2])
+        repeated = more[2] if len(more) > 2 else 0
+        facts.append((*padded, kv_tokens, attended, repeated, KINDS.index(kind), seconds))
+    columns = np.array(facts, np.float64).reshape(-1, 7).T
+    rows_n, tokens_n, kv_n, pairs, again_n, kinds, took_s = columns
     each = np.full(len(facts), float(launches))
-    return Steps(rows_n, tokens_n, kv_n, pairs, kinds.astype(np.int64), took_s, each)
+    return Steps(rows_n, tokens_n, kv_n, pairs, again_n, kinds.astype(np.int64), took_s, each)
+
+
+def _facts(steps: Steps) -> tuple[Float, Float, Float, Float, Float]:
+    """As Form.seconds takes them."""
+    return steps.num_rows, steps.num_tokens, steps.kv_tokens, steps.attended, steps.repeated
 
 
 def by_form(steps: Steps) -> list[tuple[str, NDArray[np.bool_]]]:
@@ -142,22 +149,13 @@ def typical(steps: Steps, host_s: Float) -> Steps:
     return Steps(**columns | {"kind": kinds, "launches": launches})
 
 
-def fit_host(num_rows: Float, seconds: Float) -> tuple[float, float]:
-    """Seconds of a step and of a row in it that the host takes."""
-    if not len(seconds):
-        return 0.0, 0.0
-    columns = np.stack([np.ones_like(num_rows), num_rows], axis=1) / seconds[:, None]
-    step, row = non_negative(columns, np.ones(len(seconds))).tolist()
-    return step, row
-
-
 def of_ran(ran: Ran, sizes: LaunchSizes) -> Steps:
     """The steps of a run: each lasts from its start, or the end of the one before if that is later,
     until its tokens are there."""
     seconds = ran.end_s - np.maximum(ran.start_s, np.concatenate(([-np.inf], ran.end_s[:-1])))
     columns = ran.decode_tokens, ran.num_rows, ran.num_tokens, ran.kv_tokens, ran.attended, seconds
-    longest, pairs = np.zeros(len(ran)), _pairs(ran)
-    lists = [column.tolist() for column in (*columns, longest, pairs)]
+    none = np.zeros(len(ran))  # a record does not tell what its rows share
+    lists = [column.tolist() for column in (*columns, none, _pairs(ran), none)]
     return steps_of(zip(*lists, strict=True), sizes)
 
 
@@ -167,40 +165,6 @@ def _pairs(ran: Ran) -> Float:
     each = ran.prefill_tokens / chunks
     beyond = ran.attended - ran.kv_tokens
     return beyond * each / np.maximum(each - 1, 1) + ran.prefill_tokens * each / 2
-
-
-def host_times(
-    ran: Ran, kinds: NDArray[np.int64], parts: Sequence[str], between_s: float
-) -> tuple[float, float, dict[str, list[float]]]:
-    """Seconds of the host's `parts` of a step and of a row in it, of launches of one-token rows;
-    and what launches of other kinds that the run had take beyond that, as equally likely values.
-    kinds: indices into KINDS. between_s: of every step beside its parts."""
-    seconds = np.full(len(ran), between_s) + sum(getattr(ran, part) for part in parts)
-    decodes = kinds == KINDS.index("decode")
-    host_s, row_s = fit_host(ran.num_rows[decodes], seconds[decodes])
-    beyond = seconds - host_s - row_s * ran.num_rows
-    own = {kind: beyond[kinds == KINDS.index(kind)] for kind in KINDS if kind != "decode"}
-    return host_s, row_s, {kind: _values(one) for kind, one in own.items() if len(one)}
-
-
-def between_steps_s(ran: Ran, overlap: bool) -> float:
-    """Seconds from a step's beginning to the next one's that are in none of its parts: the median,
-    as a run may be idle between two. overlap: a step collects the one before."""
-    if len(ran) < 3:
-        return 0.0
-    collect_s = np.concatenate(([0.0], ran.collect[:-1])) if overlap else ran.collect
-    parts_s = ran.plan + ran.pack + ran.launch + ran.commit + ran.observers + collect_s
-    return max(float(np.nanmedian((ran.next_s - ran.start_s - parts_s)[1:])), 0.0)
-
-
-def _values(seconds: Float) -> list[float]:
-    """A distribution as quantiles of equal weight with its mean."""
-    seconds = np.maximum(seconds, 0.0)
-    ranks = (np.arange(QUANTILES) + 0.5) / QUANTILES
-    values: Float = np.quantile(seconds, ranks)
-    mean = values.mean()
-    scaled: list[float] = (values * (seconds.mean() / mean if mean else 1.0)).tolist()
-    return scaled
 
 
 def of_kinds(launch_s: Mapping[str, float], steps: Steps) -> Float:
@@ -253,9 +217,9 @@ def _fit_form(steps: Steps, name: str) -> Form:
     """The form of that name. The base of decodes is free, since kernels divide their work in other
     ways from one number of rows to the next; others never fall, so that one stands where the host
     hides it."""
-    alone, own = name == "decode", OWN_TERMS[name]
-    nodes = _nodes(steps.num_tokens)
-    facts = steps.num_rows, steps.num_tokens, steps.kv_tokens, steps.attended
+    alone, shares = name == "decode", bool(steps.repeated.any())
+    own = [term for term in OWN_TERMS[name] if shares or term != "repeat"]
+    nodes, facts = _nodes(steps.num_tokens), _facts(steps)
     zero, zeros = dict.fromkeys(TERMS, 0.0), [0.0] * len(nodes)
     units = [Form(nodes, one, zero) for one in np.eye(len(nodes)).tolist()]
     units += [Form(nodes, zeros, zero | {term: 1.0}) for term in own]
@@ -265,7 +229,10 @@ def _fit_form(steps: Steps, name: str) -> Form:
     counts = np.sqrt(steps.launches)
     costs = non_negative(columns * counts[:, None], counts)
     base_s, terms = (base @ costs[: len(nodes)]).tolist(), costs[len(nodes) :].tolist()
-    return Form(nodes, base_s, zero | dict(zip(own, terms, strict=True)))
+    found = zero | dict(zip(own, terms, strict=True))
+    if not shares:
+        found["repeat"] = found["kv_token"]  # as far as is known
+    return Form(nodes, base_s, found)
 
 
 def _nodes(tokens: Float) -> list[int]:

@@ -14,9 +14,9 @@ import numpy as np
 from numpy.typing import NDArray
 from rich.console import Console
 
-from plugins.mode.calibrate import fit_all, mixed_pairs, points_of, traffic_of
-from plugins.mode.calibrate_fit import Steps, steps_of
-from plugins.mode.calibrate_grid import Point
+from plugins.mode.calibrate import fit_all, mixed_pairs, points_of, starts_of, traffic_of
+from plugins.mode.calibrate_fit import steps_of
+from plugins.mode.calibrate_grid import Point, Timed
 from plugins.mode.calibrate_traffic import Ran, load_ran
 from plugins.shared.calibration import Calibration, residuals
 from plugins.shared.launch_sizes import LaunchSizes
@@ -31,9 +31,11 @@ def refit(content: Mapping[str, Any], ran: Ran) -> Calibration:
     sizes = LaunchSizes(**content["sizes"])
     sizes = replace(sizes, mixed_pairs=mixed_pairs(measured.get("shape")))
     repeats = content.get("repeats") or _repeats(measured["command"])
-    points, steps, held_out = grid_of(content, sizes, repeats)
+    points, timed, held_out = grid_of(content)
+    steps = steps_of(map(Point.facts, points, timed), sizes, repeats)
     found = fit_all(steps.part(~held_out), ran, sizes, on_host)
-    traffic = traffic_of(ran, sizes, found, on_host, measured["overlap"])
+    grid_s = starts_of(steps, [one.launch_s for one in timed])
+    traffic = traffic_of(ran, sizes, found, grid_s, on_host, measured["overlap"])
     guessed = found.seconds(steps)
     same = {one.name: content[one.name] for one in fields(Calibration) if one.name in content}
     return Calibration(
@@ -48,23 +50,20 @@ def refit(content: Mapping[str, Any], ran: Ran) -> Calibration:
             "fit": residuals(guessed[~held_out], steps.seconds[~held_out]),
             "test": residuals(guessed[held_out], steps.seconds[held_out]),
             "traffic": traffic.error,
-            "points": points_of(points, steps, guessed, held_out),
+            "points": points_of(points, timed, guessed, held_out),
         }
     )
 
 
 def grid_of(
-    content: Mapping[str, Any], sizes: LaunchSizes, repeats: int
-) -> tuple[list[Point], Steps, NDArray[np.bool_]]:
-    """The points of a file, their steps, and which were held out."""
-    known = content["points"]
-    points = [Point(*(one[name] for name in ("rows", "context", "chunk", "past"))) for one in known]
-    facts = [one.facts(own["seconds"]) for one, own in zip(points, known, strict=True)]
-    return (
-        points,
-        steps_of(facts, sizes, repeats),
-        np.array([one["held_out"] for one in known], np.bool_),
-    )
+    content: Mapping[str, Any],
+) -> tuple[list[Point], list[Timed], NDArray[np.bool_]]:
+    """The points of a file, what they took, and which were held out. Files before version 4 know no
+    prefixes, nor when the host had started a step."""
+    known, names = content["points"], [one.name for one in fields(Point)]
+    points = [Point(**{name: one[name] for name in names if name in one}) for one in known]
+    timed = [Timed(one["seconds"], one.get("launch_s")) for one in known]
+    return points, timed, np.array([one["held_out"] for one in known], np.bool_)
 
 
 def _repeats(command: Sequence[str]) -> int:

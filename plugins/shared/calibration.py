@@ -1,13 +1,16 @@
 """A step's time as it was measured: the form of a calibration file, and what it says of a step.
 
-    seconds = base(tokens) + row * rows + near * min(context, NEAR) + kv_token * context tokens read
+    seconds = base(tokens) + row * rows + near * min(context, NEAR)
+              + kv_token * (context tokens read - of them read again) + repeat * read again
               + pair * (pairs - context tokens read)
               + depth * (pairs - context tokens read) / (tokens - rows)
 
 A pair is a new token and one that it attends to, so one-token rows have no more of them than
 context tokens that they read. base: measured at a few numbers of tokens and straight between them;
 beyond the last it goes on as it came there. context: the mean over the rows. near: a kernel's start
-shows in short contexts. The last term is how far a token of a chunk looks back in the mean, which
+shows in short contexts. Read again: what a one-token row holds of a prefix that others of the step
+hold in the same pages, which the device finds in its cache, or reads once for all. The last term is
+how far a token of a chunk looks back in the mean, which
 is how long a kernel works that does not divide keys.
 
 Launches that are started in other ways (plugins/shared/launch_sizes.py) run other kernels, so each
@@ -31,12 +34,13 @@ from core.errors import ConfigError
 from plugins.shared.launch_sizes import KINDS, LaunchSizes
 
 Float = NDArray[np.float64]
-VERSION = 3
+VERSION = 4
 NEAR = 256
 UNITS = {
     "row": "s/row",
     "near": "s/token of mean context",
     "kv_token": "s/context token read",
+    "repeat": "s/context token read again",
     "pair": "s/pair",
     "depth": "s/token looked back",
 }
@@ -58,15 +62,23 @@ class Form:
     base_s: Sequence[float]
     terms: Mapping[str, float]
 
-    def seconds(self, num_rows: Any, num_tokens: Any, kv_tokens: Any, attended: Any) -> Any:
-        """Seconds of steps by the formula of this module; numbers or arrays that broadcast. A
-        number gives the same bits as in an array."""
+    def seconds(
+        self,
+        num_rows: Any,
+        num_tokens: Any,
+        kv_tokens: Any,
+        attended: Any,
+        repeated: Any = 0,
+    ) -> Any:
+        """Seconds of steps by the formula of this module, `repeated` of their kv_tokens read again;
+        numbers or arrays that broadcast. A number gives the same bits as in an array."""
         c, beyond = self.terms, attended - kv_tokens
         arrays = isinstance(num_tokens + kv_tokens, np.ndarray)
         less, more = (np.minimum, np.maximum) if arrays else (min, max)
         back = beyond / more(num_tokens - num_rows, 1)
         near = less(kv_tokens / more(num_rows, 1), NEAR)
         linear = c["row"] * num_rows + c["near"] * near + c["kv_token"] * kv_tokens
+        linear = linear + (c["repeat"] - c["kv_token"]) * repeated
         return self._base(num_tokens) + linear + c["pair"] * beyond + c["depth"] * back
 
     def _base(self, num_tokens: Any) -> Any:
@@ -141,13 +153,15 @@ class Calibration:
     points: list[Mapping[str, Any]] = field(default_factory=list)
     skipped: int = 0
 
-    def seconds(
-        self, kind: str, num_rows: Any, num_tokens: Any, kv_tokens: Any, attended: Any
-    ) -> Any:
-        """Seconds of the device for steps started in one way, padding included in the facts;
-        numbers or arrays that broadcast."""
-        form = self.forms.get(form_of(kind), self.forms["other"])
-        return form.seconds(num_rows, num_tokens, kv_tokens, attended)
+    def seconds(self, kind: str, *facts: Any) -> Any:
+        """Seconds of the device for steps started in one way. facts: as of Form.seconds, padding
+        included."""
+        return self.forms.get(form_of(kind), self.forms["other"]).seconds(*facts)
+
+    @property
+    def counts_repeats(self) -> bool:
+        """Whether context read again takes another time than context read once."""
+        return any(form.terms["repeat"] != form.terms["kv_token"] for form in self.forms.values())
 
     def save(self, path: Path) -> None:
         """Write the file; folders are made."""

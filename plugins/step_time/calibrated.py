@@ -34,6 +34,7 @@ class Calibrated:
             if like in self.calibration.launch_s:  # graphs between attentions, both
                 self.launch_s.setdefault(kind, self.launch_s[like])
         self.sizes = self.calibration.sizes
+        self.counts_repeats = self.calibration.counts_repeats
 
     @hookimpl
     def build_step_time_model(self, query: StepTimeQuery) -> "Calibrated":
@@ -56,10 +57,17 @@ class Calibrated:
         return found
 
     def seconds_of(
-        self, kind: str, num_rows: Any, num_tokens: Any, kv_tokens: Any, attended: Any
+        self,
+        kind: str,
+        num_rows: Any,
+        num_tokens: Any,
+        kv_tokens: Any,
+        attended: Any,
+        repeated: Any = 0,
     ) -> Any:
-        """Seconds of steps that are started in that way, see plugins/shared/launch_sizes.py."""
-        return self.calibration.seconds(kind, num_rows, num_tokens, kv_tokens, attended)
+        """Seconds of steps that are started in that way, see plugins/shared/launch_sizes.py.
+        repeated: of kv_tokens, what one-token rows hold of prefixes that others hold, too."""
+        return self.calibration.seconds(kind, num_rows, num_tokens, kv_tokens, attended, repeated)
 
     def pool_tokens(self, memory_share: float) -> int:
         """KV slots that the measured engine had. Raises ConfigError for another share of the

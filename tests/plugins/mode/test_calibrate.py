@@ -10,6 +10,7 @@ import pytest
 import yaml
 
 from core.errors import ConfigError
+from core.launch import LaunchResult
 from core.records import StepRecord
 from kernels import torch_reference
 from plugins.attention.paged import PagedAttention
@@ -17,8 +18,9 @@ from plugins.executor.simulated import Simulated
 from plugins.executor.torch_runner import TorchRunner
 from plugins.mode import calibrate_refit
 from plugins.mode.calibrate import Calibrate, mixed_pairs
-from plugins.mode.calibrate_fit import between_steps_s, fit, fit_host, of_ran, steps_of, typical
-from plugins.mode.calibrate_grid import Point, Room, grid, launches
+from plugins.mode.calibrate_fit import fit, of_ran, steps_of, typical
+from plugins.mode.calibrate_grid import FIRST_ID, Point, Room, Timed, grid, launches, time_point
+from plugins.mode.calibrate_host import between_steps_s, fit_host, host_times
 from plugins.mode.calibrate_traffic import STRETCH, load_ran, ran_of
 from plugins.mode.simulate import Simulate
 from plugins.model.loader import HuggingFaceModel
@@ -38,6 +40,7 @@ GRID: dict[str, Any] = {
     "rows": [1, 2, 4, 8],
     "contexts": [16, 64, 256],
     "chunks": [16, 64, 120],
+    "prefixes": [],
     "repeats": 3,
 }
 
@@ -89,6 +92,60 @@ def test_launches_have_pages_of_their_own_and_repeat_the_same_step():
     assert second.first_positions.tolist() == first.first_positions.tolist()
 
 
+def test_grid_holds_prefixes_by_rows_and_every_other_beside_a_chunk():
+    points = [p for p in grid([1, 4, 16], [16], [32, 64, 128], [64, 256]) if p.shared]
+    assert [p for p in points if not p.chunk] == [
+        Point(4, 80, shared=64, sharers=4),
+        Point(4, 320, shared=256, sharers=2),
+        Point(16, 80, shared=64, sharers=2),
+        Point(16, 320, shared=256, sharers=8),
+    ]
+    assert [p for p in points if p.chunk] == [
+        Point(16, 80, 32, 64, 64, 2),
+        Point(16, 320, 64, 256, 256, 8),
+    ]
+
+
+def test_rows_that_share_a_prefix_hold_its_pages_in_turn():
+    """Five rows, two at a time: three prefixes, of which two are held twice."""
+    room = Room(max_rows=8, max_tokens=64, max_len=100, num_pages=14, page_size=16)
+    point = Point(5, 40, 20, 0, shared=32, sharers=2)
+    assert (point.prefixes, point.repeated) == (3, 64)
+    assert room.holds(point)
+    assert not replace(room, num_pages=12).holds(point), "ten pages for five rows, and two"
+    assert not room.holds(replace(point, shared=24)), "half a page"
+    [launch] = launches(point, room, np.random.default_rng(0), 1)
+    table = np.zeros((6, 3), np.int32)
+    row, index, page = launch.table_updates.T
+    table[row, index] = page
+    assert table[0, :2].tolist() == table[3, :2].tolist()
+    assert table[1, :2].tolist() == table[4, :2].tolist()
+    assert len(set(table[table > 0].tolist())) == 3 * 2 + 5 + 2
+    assert table.max() == 3 * 2 + 5 + 2, "the first pages of the pool"
+
+
+def test_a_step_takes_the_device_and_its_start_the_host(monkeypatch: pytest.MonkeyPatch):
+    """Ends 1, 2, 4, 7, 11 .. s; the host takes 0, 1, 2, 3 .. s to start a launch."""
+
+    class Steps:
+        def __init__(self) -> None:
+            self.ends_s = [1.0, 2.0, 4.0, 7.0, 11.0]
+
+        def launch(self, launch: Any) -> None:
+            clock.append(clock[-1] + launch.launch_id - FIRST_ID)
+
+        def collect(self) -> Any:
+            return LaunchResult(0, np.empty(0, np.int32), self.ends_s.pop(0))
+
+    clock = [0.0]
+    monkeypatch.setattr("plugins.mode.calibrate_grid.perf_counter", lambda: clock[-1])
+    room = Room(max_rows=4, max_tokens=64, max_len=100, num_pages=12, page_size=16)
+    rng = np.random.default_rng(0)
+    executor: Any = Steps()
+    took = time_point(executor, Point(1, 16), room, rng, 1, 3)
+    assert took == Timed(seconds=3.0, launch_s=3.0), "of 2, 3 and 4 both"
+
+
 @pytest.mark.parametrize(
     "point",
     [Point(4, 16, 16), Point(1, 101), Point(3, 80), Point(1, 16, 64)],
@@ -122,6 +179,42 @@ def test_coefficients_of_a_linear_device_come_back(tmp_path: Path):
     assert found.test.max < 1e-6
     # A run's steps, which include the host's time that passed under a clock that does not move.
     assert found.traffic.points >= 50 / STRETCH
+
+
+def test_context_read_again_is_told_from_context_read_once(tmp_path: Path):
+    """1 us a token of context, a tenth of that for one that a row before holds."""
+    rng, facts = np.random.default_rng(0), []
+    for rows, tokens in rng.integers((2, 100), (64, 9000), (40, 2)).tolist():
+        again = int(rng.integers(0, tokens))
+        seconds = 1e-3 + 1e-5 * rows + 1e-6 * (tokens - again) + 1e-7 * again
+        facts.append((rows, rows, rows, tokens, tokens, seconds, 0, 0, again))
+    terms = fit(steps_of(facts), host_waits=False).forms["decode"].terms
+    assert terms["kv_token"] == pytest.approx(1e-6, rel=0.02)
+    assert terms["repeat"] == pytest.approx(1e-7, rel=0.1)
+    alone = fit(steps_of([fact[:6] for fact in facts]), host_waits=False).forms["decode"].terms
+    assert alone["repeat"] == alone["kv_token"] > 0
+
+
+class CheapRepeats(Fixed):
+    """Context that a row before holds takes a fifth of the time."""
+
+    counts_repeats = True
+    sizes = LaunchSizes()
+
+    def seconds_of(self, kind: str, *facts: Any) -> Any:
+        """As Fixed, but for that."""
+        *others, repeated = facts
+        return self.seconds(*others) - 0.8 * self.kv_token_s * repeated
+
+
+def test_what_a_device_saves_on_shared_prefixes_comes_back(tmp_path: Path):
+    executor = CheapRepeats(1e-3, 0.0, 1e-5, 1e-6, 0.0)
+    found = load(calibrated(tmp_path, executor, rows=[1, 2, 4, 6], prefixes=[128, 256]))
+    assert found.counts_repeats
+    assert sum(one["shared"] > 0 for one in found.points) == 2 * 2 + 2
+    for form in found.forms.values():
+        assert form.terms["kv_token"] == pytest.approx(1e-6, rel=1e-3)
+        assert form.terms["repeat"] == pytest.approx(0.2e-6, rel=1e-3)
 
 
 def test_knee_of_the_matrix_products_is_met_within_a_node():
@@ -286,6 +379,32 @@ def test_steps_that_wait_for_the_host_are_told_from_those_that_do_not():
 def test_host_time_is_a_part_for_a_step_and_one_for_a_row():
     rows = np.array([1.0, 10.0, 100.0])
     assert fit_host(rows, 1e-4 + 1e-6 * rows) == pytest.approx((1e-4, 1e-6))
+
+
+def test_start_of_a_kind_that_a_run_hardly_had_is_told_by_the_grid():
+    """In the run a mixed launch takes the host 3 ms, of which 2 are its start, 1 in the grid: there
+    4 of a chunk alone, so 8 + 1. One eager launch of 50 ms in the run is not believed."""
+    kinds = ["decode"] * 6 + ["mixed"] * 6 + ["eager"]
+    records = steps_at([(float(at), float(at)) for at in range(len(kinds))])
+    parts = {
+        "decode": {"plan": 1e3, "launch": 5e2},
+        "mixed": {"plan": 2e3 + 5e2, "launch": 2e3},
+        "eager": {"plan": 5e4},
+    }
+    for record, kind in zip(records, kinds, strict=True):
+        record.host_us = parts[kind]
+    ran = ran_of(records)
+    which = np.array([KINDS.index(kind) for kind in kinds])
+    grid_s = {"decode": 1e-4, "mixed": 1e-3, "chunk": 4e-3, "eager": 5e-3}
+    host_s, row_s, own_s = host_times(ran, which, ("plan", "launch"), 0.0, grid_s)
+    assert host_s + row_s == pytest.approx(1.5e-3)
+    assert np.mean(own_s["mixed"]) == pytest.approx(3e-3)
+    assert own_s["chunk"] == [pytest.approx(9e-3)]
+    assert own_s["eager"] == [pytest.approx(11e-3)]
+    assert "graphed" not in own_s
+    _, _, own_s = host_times(ran, which, ("plan", "launch"), 0.0, {})
+    assert set(own_s) == {"mixed", "eager"}
+    assert np.mean(own_s["eager"]) == pytest.approx(50e-3 - 1.5e-3)
 
 
 def test_error_of_steps_held_out_is_not_that_of_those_fitted(tmp_path: Path):

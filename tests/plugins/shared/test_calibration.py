@@ -5,7 +5,7 @@ import pytest
 
 from plugins.shared.calibration import TERMS, Form
 
-COSTS = dict(zip(TERMS, (1.1e-6, 3e-7, 2.6e-8, 3e-10, 4.5e-7), strict=True))
+COSTS = dict(zip(TERMS, (1.1e-6, 3e-7, 2.6e-8, 9e-9, 3e-10, 4.5e-7), strict=True))
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,8 @@ import pytest
 
 from core.errors import ConfigError
 from plugins.executor.simulated import Simulated
-from plugins.mode.calibrate_fit import Fit
+from plugins.mode.calibrate_fit import Fit, steps_of
+from plugins.mode.calibrate_grid import Point
 from plugins.mode.calibrate_refit import grid_of
 from plugins.shared.calibration import TERMS, Calibration, Form, load, residuals
 from plugins.shared.launch_sizes import KINDS, LaunchSizes
@@ -159,9 +160,27 @@ def test_file_of_another_form_is_refused(tmp_path: Path, broken: dict[str, Any])
     replace(GIVEN).save(path)
     path.write_text(json.dumps(json.loads(path.read_text()) | broken))
     with pytest.raises(
-        ConfigError, match=r"step_time.file must be a calibration file of version 3"
+        ConfigError, match=r"step_time.file must be a calibration file of version 4"
     ):
         load(path)
+
+
+def test_context_read_again_has_a_price_of_its_own(tmp_path: Path):
+    """Of 300 tokens 200 are a prefix that another row holds."""
+    cheap = replace(DECODE, terms=DECODE.terms | {"repeat": 1.0})
+    same = replace(DECODE, terms=DECODE.terms | {"repeat": 100.0})
+    for form, seconds in ((cheap, 100 * 100 + 200), (same, 300 * 100)):
+        replace(GIVEN, forms=FORMS | {"decode": form}).save(tmp_path / "again.json")
+        model = Calibrated(str(tmp_path / "again.json"))
+        base_s = 3 + 10 * 150
+        assert model.seconds_of("decode", 2, 2, 300, 300, 200) == base_s + seconds
+        assert model.seconds_of("decode", 2, 2, 300, 300) == base_s + 300 * 100
+
+
+def test_only_a_file_that_tells_them_apart_asks_for_what_is_read_again():
+    same = {"other": replace(OTHER, terms=ZERO | {"kv_token": 2.0, "repeat": 2.0})}
+    assert not replace(GIVEN, forms=same).counts_repeats
+    assert replace(GIVEN, forms=same | {"decode": DECODE}).counts_repeats
 
 
 SHIPPED = sorted(calibrated.FOLDER.glob("*.json"))
@@ -170,7 +189,8 @@ SHIPPED = sorted(calibrated.FOLDER.glob("*.json"))
 @pytest.mark.parametrize("path", SHIPPED, ids=[path.stem for path in SHIPPED])
 def test_shipped_files_predict_the_points_in_them_as_they_say(path: Path):
     found = load(path)
-    points, steps, held_out = grid_of(json.loads(path.read_text()), found.sizes, found.repeats)
+    points, timed, held_out = grid_of(json.loads(path.read_text()))
+    steps = steps_of(map(Point.facts, points, timed), found.sizes, found.repeats)
     launch_s = {kind: fmean(own) for kind, own in found.launch_s.items() if len(own) == 1}
     guessed = Fit(found.forms, launch_s).seconds(steps)
     assert guessed == pytest.approx([one["predicted_s"] for one in found.points])
