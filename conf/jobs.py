@@ -7,6 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from hydra._internal.hydra import Hydra
 from hydra.core.hydra_config import HydraConfig
 from hydra.errors import CompactHydraException, HydraException
 from hydra.types import RunMode
@@ -15,7 +16,7 @@ from omegaconf.errors import OmegaConfBaseException
 
 from conf.compose import register
 from conf.errors import readable
-from conf.overrides import prepare
+from conf.overrides import may_set_mode, prepare
 from conf.record import ERROR, SUMMARY, describe, write_error
 from conf.reuse import REUSE
 from core.errors import TritiumError
@@ -31,11 +32,14 @@ def command_line(job: Callable[[], Any]) -> int:
     1 with one message for whatever a user can mend. Faults of a plugin keep their traceback, and so
     does everything under HYDRA_FULL_ERROR=1.
     """
-    before = os.environ.get(FULL_ERROR, "0")
+    before, get_mode = os.environ.get(FULL_ERROR, "0"), Hydra.get_mode
     os.environ[FULL_ERROR] = "1"  # Hydra hands its errors to us instead of printing them
     try:
         register()
         sys.argv[1:] = prepare(sys.argv[1:])
+        if not may_set_mode(sys.argv[1:]):
+            # It composes the config a first time to read this alone.
+            Hydra.get_mode = lambda *_, **__: None  # type: ignore[method-assign]
         job()
     except MENDABLE as error:
         if before == "1":
@@ -43,7 +47,7 @@ def command_line(job: Callable[[], Any]) -> int:
         sys.stderr.write(_message(error, sys.argv[1:]) + "\n")
         return 1
     finally:
-        os.environ[FULL_ERROR] = before
+        os.environ[FULL_ERROR], Hydra.get_mode = before, get_mode  # type: ignore[method-assign]
     return 0
 
 

@@ -16,6 +16,7 @@ from core.errors import ConfigError
 ROOT = Path(__file__).resolve().parent
 FIXED = (*SETTINGS, *COLLECTIONS)
 FREE_TEXT = ("prompt", "mode.prompt")
+MODE = re.compile(r"hydra|hydra/.*|hydra\.mode|experiment|plugin_path")
 SINGLE = ("kernel", "router")  # groups without a default, of one choice
 
 
@@ -38,6 +39,14 @@ def prepare(arguments: Sequence[str]) -> list[str]:
     for override in overrides:
         _check(override, folders)
     return arguments
+
+
+def may_set_mode(arguments: Sequence[str]) -> bool:
+    """Whether a command line for Hydra may ask for several runs, which hydra.mode does: by flags,
+    an experiment, or files of the user's."""
+    if not all(map(_is_override, arguments)):
+        return True
+    return any(MODE.fullmatch(override.key_or_group) for override in parse(arguments))
 
 
 def parse(arguments: Iterable[str]) -> list[Override]:
