@@ -81,7 +81,8 @@ class Launch:
     for output position first_position + num_tokens - prompt_len. num_decode_rows: rows [0,
     num_decode_rows) have one token each. table_updates: int32 [num_updates, 3] of (row, page index,
     page id), applied after `setups`, before use. repeats: only for an executor with a `forecast`:
-    it runs several times, and has two results: of all times but the last, and of the last."""
+    it runs several times, and has two results: of all times but the last, and of the last. num_new:
+    sequences that its plan admitted, whether they have tokens in it or not."""
 
     launch_id: int
     row_ids: Int32
@@ -94,6 +95,7 @@ class Launch:
     table_updates: Int32
     setups: tuple[RowSetup, ...]
     repeats: Repeats | None = None
+    num_new: int = 0
 
 
 def reads(first: Int32, each: Int32) -> tuple[Int64, Int64, Int64]:

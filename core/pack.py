@@ -47,7 +47,7 @@ class Packer:
             token_ids = self._token_ids(rows, first, feedback)
             updates = memory.rows.updates(row_ids, table.pages_held[rows.slots])
         arrays = row_ids, first, rows.num_tokens, token_ids, feedback, samples
-        facts = len(row_ids) - num_chunks, updates, setups, rows.repeats
+        facts = len(row_ids) - num_chunks, updates, setups, rows.repeats, rows.num_new
         launch = Launch(self.next_id, *arrays, *facts)
         self.next_id += 1
         table.computed[rows.slots] = ends

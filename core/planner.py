@@ -20,11 +20,12 @@ from core.table import EndTokens, State, some
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Rows:
-    """A step's rows: table slots int64 [n], tokens to compute int32 [n]; repeats as in Launch."""
+    """A step's rows: table slots int64 [n], tokens to compute int32 [n]; the rest as in Launch."""
 
     slots: NDArray[np.int64]
     num_tokens: NDArray[np.int32]
     repeats: Repeats | None = None
+    num_new: int = 0
 
     @property
     def total(self) -> NDArray[np.int32]:
@@ -33,10 +34,8 @@ class Rows:
 
     def keep(self, which: NDArray[Any]) -> "Rows":
         """The rows of a mask, or in the order of indices."""
-        repeats = self.repeats
-        if repeats is not None:
-            repeats = replace(repeats, each=repeats.each[:, which])
-        return Rows(self.slots[which], self.num_tokens[which], repeats)
+        repeats = self.repeats and replace(self.repeats, each=self.repeats.each[:, which])
+        return Rows(self.slots[which], self.num_tokens[which], repeats, self.num_new)
 
 
 class Planner:
@@ -55,7 +54,8 @@ class Planner:
         rows = self._fit(admitted, record)
         self._admission.confirm(admitted, record)
         if rows is not None:
-            rows, grow = self._repeated(rows, until_s), self._state.memory.grow
+            rows = self._repeated(replace(rows, num_new=len(admitted)), until_s)
+            grow = self._state.memory.grow
             record.later_pages, record.later_free = grow(rows.slots, rows.total, rows.repeats)
         return rows
 
@@ -137,17 +137,16 @@ class Planner:
         slices = left > 1
         if some(~slices & (known <= table.prompt[slots])):
             return rows  # a prompt ends with one token
-        holds = self._holds or not some(slices)
-        if not holds or not state.memory.publishes_apart(slots[slices]):
+        apart = state.memory.publishes_apart(slots[slices])
+        if not apart or (some(slices) and not self._holds):
             return rows
         facts = table.row[slots], first, rows.num_tokens, left, room
-        repeats: Repeats = self._forecast(*facts, until_s)
-        times = len(repeats.each)
-        if some(table.forks[slots] > 0):
-            times = repeats.turn  # choices start when their prompt ends
+        repeats: Repeats = self._forecast(*facts, until_s, rows.num_new)
+        forks = some(table.forks[slots] > 0)  # choices start when their prompt ends
+        times = repeats.turn if forks else len(repeats.each)
         while times > 1 and self._short(rows, repeats.each[times - 1]) > 0:
             times //= 2
-        return Rows(slots, rows.num_tokens, repeats.until(times)) if times > 1 else rows
+        return replace(rows, repeats=repeats.until(times)) if times > 1 else rows
 
     def _short(self, rows: Rows, total: NDArray[np.int32] | None = None) -> int:
         """Pages that `rows` lack beyond the supply, for so many tokens; 0 or less: none."""
@@ -189,9 +188,8 @@ class Planner:
         for victim in victims:
             if self._short(rows) <= 0 or len(state.running) == 1:
                 return
-            slot = victim.slot
+            rows = rows.keep(rows.slots != victim.slot)
             preempt(state, record, victim, Cause.PAGES, reason)
-            rows = rows.keep(rows.slots != slot)
         if self._short(rows) > 0 and len(state.running) > 1:
             raise PolicyError(
                 f"decide_preemption of {state.hooks.who['decide_preemption']}: victims must free"

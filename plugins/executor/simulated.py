@@ -46,11 +46,12 @@ class Simulated:
 
     step_time: the device's time of a step: a StepTimeModel, or a DeviceModel. vocab_size,
     max_model_len, tokenizer: what it claims of its model, the last a folder or name, for workloads
-    of text. host_s, host_row_s: seconds that a step takes the host, fixed and for each row; they
-    pass before the launch, so with engine.overlap they are hidden while the launch before runs.
-    launch_s: in which it then starts the rest of a launch, by kind (plugins/shared/
-    launch_sizes.py), or several values, of which each launch draws one by the run's seed; the
-    device works meanwhile, and ends no sooner. The host does one thing after the other.
+    of text. host_s, host_row_s, host_new_s: seconds that a step takes the host, fixed, for each
+    row, and for each sequence that it admits; they pass before the launch, so with engine.overlap
+    they are hidden while the launch before runs. launch_s: in which it then starts the rest of a
+    launch, by kind (plugins/shared/launch_sizes.py), or several values, of which each launch draws
+    one by the run's seed; the device works meanwhile, and ends no sooner. The host does one thing
+    after the other.
     graph_sizes: numbers of rows to which a step of one-token rows is padded, ascending, as graphs
     captured at a few sizes do ([]: none). null: what was measured with the step_time (its
     attributes of these names, and `sizes`), else 0 and none."""
@@ -62,16 +63,19 @@ class Simulated:
         max_model_len: int = 131072,
         host_s: float | None = None,
         host_row_s: float | None = None,
+        host_new_s: float | None = None,
         graph_sizes: list[int] | None = None,
         launch_s: dict[str, Any] | None = None,
         tokenizer: str | None = None,
     ) -> None:
         require(vocab_size >= 2, "executor.vocab_size", ">= 2", vocab_size)
         require(max_model_len >= 2, "executor.max_model_len", ">= 2", max_model_len)
-        fixed_s = getattr(step_time, "host_s", 0.0) if host_s is None else host_s
-        row_s = getattr(step_time, "host_row_s", 0.0) if host_row_s is None else host_row_s
-        require(fixed_s >= 0, "executor.host_s", ">= 0", fixed_s)
-        require(row_s >= 0, "executor.host_row_s", ">= 0", row_s)
+        own = {"host_s": host_s, "host_row_s": host_row_s, "host_new_s": host_new_s}
+        hosts_s = {
+            name: getattr(step_time, name, 0.0) if one is None else one for name, one in own.items()
+        }
+        for name, seconds in hosts_s.items():
+            require(seconds >= 0, f"executor.{name}", ">= 0", seconds)
         given = getattr(step_time, "launch_s", {}) if launch_s is None else launch_s
         starts_s = _by_kind(given)
         sizes: LaunchSizes = getattr(step_time, "sizes", LaunchSizes())
@@ -85,7 +89,7 @@ class Simulated:
         self.vocab_size = vocab_size
         self.max_model_len = max_model_len
         starts_s = dict.fromkeys(KINDS, (0.0,)) | starts_s
-        self.times = Times(step_time, fixed_s, row_s, starts_s, sizes)
+        self.times = Times(step_time, **hosts_s, launch_s=starts_s, sizes=sizes)
         self.tokenizer = (
             None if tokenizer is None else read_tokenizer("executor.tokenizer", tokenizer)
         )
@@ -165,14 +169,21 @@ class SimulatedExecutor:
         self._pending.append(LaunchResult(*facts, errors, graph_tokens=graph_tokens))
 
     def forecast(
-        self, rows: Int32, first: Int32, num_tokens: Int32, left: Int32, room: Int32, until_s: float
+        self,
+        rows: Int32,
+        first: Int32,
+        num_tokens: Int32,
+        left: Int32,
+        room: Int32,
+        until_s: float,
+        num_new: int = 0,
     ) -> Repeats:
         """How often these rows go on if nothing else happens: in steps that are planned before
         `until_s`, up to the first in which a row has no room for more tokens, or one prompt ends
         and another does not. first: where they start. A row that decodes has one token a step; one
-        with more has num_tokens a step until none of its `left` is left, and then decodes. One step
-        alone of rows that end with an error, if the host takes longer than the device, or not
-        always as long."""
+        with more has num_tokens a step until none of its `left` is left, and then decodes. num_new:
+        as in Launch, of the first. One step alone of rows that end with an error, if the host takes
+        longer than the device, or not always as long."""
         num_rows, sizes = len(rows), self._plugin.times.sizes
         num, turn = steps_alike(num_tokens, left, room)
         if self._asks and self._asks.keys() & set(rows.tolist()):
@@ -192,7 +203,7 @@ class SimulatedExecutor:
             kv_tokens = int(np.add.reduce(first)) + num_rows * times.astype(np.int64)
             figures, kinds = (padded, padded, kv_tokens, kv_tokens), {0: kind}
         seconds = self._plugin.times.line(kinds, figures, len(times), repeated)
-        facts = num_rows, kinds, seconds, bool(self._pending)
+        facts = num_rows, num_new, kinds, seconds, bool(self._pending)
         planned_s, ends_s = self._busy.line(*facts)
         lasts_s = ends_s.copy()
         lasts_s[1:] -= ends_s[:-1]
@@ -223,6 +234,7 @@ class SimulatedExecutor:
             "step_time": {"source": type(step_time).__name__.lower()} | known,
             "host_s": times.host_s,
             "host_row_s": times.host_row_s,
+            "host_new_s": times.host_new_s,
             "launch_s": {kind: fmean(values) for kind, values in times.launch_s.items()},
             "graph_sizes": list(times.sizes.graphs),
         }

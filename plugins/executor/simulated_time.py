@@ -21,6 +21,7 @@ class Times:
     step_time: StepTimeModel
     host_s: float
     host_row_s: float
+    host_new_s: float
     launch_s: Mapping[str, Sequence[float]]
     sizes: LaunchSizes
 
@@ -28,6 +29,10 @@ class Times:
     def counts_repeats(self) -> bool:
         """Whether the model asks how much context several rows share."""
         return bool(getattr(self.step_time, "counts_repeats", False))
+
+    def planned_s(self, num_rows: int, num_new: int) -> float:
+        """Seconds of the host before a launch, whose plan admitted so many sequences."""
+        return self.host_s + self.host_row_s * num_rows + self.host_new_s * num_new
 
     def seconds(self, kind: str, *facts: Any) -> Any:
         """Of the device, for steps that are started in that way; facts as of StepTimeModel, and
@@ -80,7 +85,7 @@ class BusyTimes:
         start_s = (
             starts_s[int(self.rng.integers(len(starts_s)))] if len(starts_s) > 1 else starts_s[0]
         )
-        ready_s, self.host_free_s = self._host_ends_s(len(launch.row_ids), start_s)
+        ready_s, self.host_free_s = self._host_ends_s(len(launch.row_ids), launch.num_new, start_s)
         device_s = max(ready_s, self.device_free_s) + seconds
         self.device_free_s = max(device_s, self.host_free_s)
 
@@ -90,7 +95,7 @@ class BusyTimes:
             self.shared.note(launch)
         self.device_free_s = float(ends_s[-1])
         start_s = self.times.launch_s[self.padded(launch)[2]][0]
-        self.host_free_s = self._host_ends_s(len(launch.row_ids), start_s)[1]
+        self.host_free_s = self._host_ends_s(len(launch.row_ids), launch.num_new, start_s)[1]
 
     def padded(self, launch: Launch) -> tuple[int, int, str]:
         """Rows and tokens that are computed, and how the launch is started."""
@@ -103,13 +108,19 @@ class BusyTimes:
         return sizes.padded(ones, num_rows, num_tokens, int(context.max()), int(new @ context))
 
     def line(
-        self, num_rows: int, kinds: Mapping[int, str], seconds: NDArray[np.float64], pending: bool
+        self,
+        num_rows: int,
+        num_new: int,
+        kinds: Mapping[int, str],
+        seconds: NDArray[np.float64],
+        pending: bool,
     ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-        """When steps that take so long on the device are planned, and when they end. kinds: how
-        they are started, from which step on. pending: some are in flight. One step alone if the
-        host takes longer than the device, or not always as long."""
+        """When steps that take so long on the device are planned, and when they end. num_new: that
+        the plan of the first admits. kinds: how they are started, from which step on. pending: some
+        are in flight. One step alone if the host takes longer than the device, or not always as
+        long."""
         times, now_s = self.times, self.clock.now()
-        host_s = times.host_s + times.host_row_s * num_rows
+        first_s, host_s = times.planned_s(num_rows, num_new), times.planned_s(num_rows, 0)
         starts_s = {at: times.launch_s[kind] for at, kind in kinds.items() if at < len(seconds)}
         varied = min((at for at, several in starts_s.items() if len(several) > 1), default=None)
         if varied is not None:
@@ -120,11 +131,11 @@ class BusyTimes:
         # One addition after another, as single launches do it: the same bits.
         if not self.overlap:
             parts = np.full(2 * len(seconds) + 1, host_s)
-            parts[0], parts[2::2] = now_s, seconds
+            parts[0], parts[1], parts[2::2] = now_s, first_s, seconds
             ends_s = np.add.accumulate(parts)[2::2]
             return np.concatenate(([now_s], ends_s[:-1])), ends_s
         # A step is planned while the one before runs, when that before it ended.
-        ready_s, done_s = self._host_ends_s(num_rows, start_s)
+        ready_s, done_s = self._host_ends_s(num_rows, num_new, start_s)
         line = np.add.accumulate(np.concatenate(([max(ready_s, self.device_free_s)], seconds)))
         line[0] = max(done_s, self.device_free_s) if pending else now_s
         free_s = line[:-1].copy()  # when the host turns to the next step
@@ -133,8 +144,8 @@ class BusyTimes:
         num = max(int(late[0]), 1) if len(late) else len(seconds)
         return np.concatenate(([now_s], line[:-1]))[:num], line[1 : num + 1]
 
-    def _host_ends_s(self, num_rows: int, start_s: float) -> tuple[float, float]:
+    def _host_ends_s(self, num_rows: int, num_new: int, start_s: float) -> tuple[float, float]:
         """When the host has planned the next launch, and when it has started it."""
-        host_s = self.times.host_s + self.times.host_row_s * num_rows
-        ready_s = max(self.clock.now(), self.host_free_s) + host_s
+        planned_s = self.times.planned_s(num_rows, num_new)
+        ready_s = max(self.clock.now(), self.host_free_s) + planned_s
         return ready_s, ready_s + start_s

@@ -34,7 +34,7 @@ from plugins.mode.calibrate_fit import (
     typical,
 )
 from plugins.mode.calibrate_grid import Point, Room, Timed, grid, time_point
-from plugins.mode.calibrate_host import between_steps_s, host_times
+from plugins.mode.calibrate_host import between_steps_s, host_of, host_times
 from plugins.mode.calibrate_table import show
 from plugins.mode.calibrate_traffic import STRETCH, Ran, ran_of, serve
 from plugins.mode.device_lock import check_lock, lock_of
@@ -129,6 +129,7 @@ class Calibrate:
             sizes=sizes,
             host_s=traffic.host_s,
             host_row_s=traffic.host_row_s,
+            host_new_s=traffic.host_new_s,
             launch_s=traffic.launch_s,
             pool_tokens=memory.ledger.num_pages * memory.page_size,
             memory_share=session.engine.memory_share,
@@ -157,6 +158,7 @@ class Traffic:
 
     host_s: float
     host_row_s: float
+    host_new_s: float
     launch_s: dict[str, list[float]]
     error: Residuals
 
@@ -197,11 +199,11 @@ def traffic_of(
     parts = tuple(part for part in HOST_PARTS if not (on_host and part == "launch"))
     steps = of_ran(ran, sizes)
     between_s = between_steps_s(ran, overlap)
-    host_s, host_row_s, own_s = host_times(ran, steps.kind, parts, between_s, grid_s)
+    hosts_s, own_s = host_times(ran, steps.kind, parts, between_s, grid_s)
     launch_s = {kind: [seconds] for kind, seconds in found.launch_s.items()} | own_s
     means_s = {kind: fmean(values) for kind, values in launch_s.items()}
-    steps = steps.part(held_out(ran) & (steps.seconds > 0))
-    host = host_s + host_row_s * steps.num_rows
+    tested = held_out(ran) & (steps.seconds > 0)
+    steps, host = steps.part(tested), host_of(hosts_s, ran)[tested]
     device_s, starts_s = found.device_s(steps), of_kinds(means_s, steps)
     if overlap and not on_host:
         whole_s = np.maximum(device_s, host + starts_s)
@@ -210,7 +212,7 @@ def traffic_of(
     # Where the host waits and where it does not, a step's tokens are seen at other moments.
     stretches = range(0, len(steps), STRETCH)
     sums = [np.add.reduceat(one, stretches) for one in (whole_s, steps.seconds)] if steps else []
-    return Traffic(host_s, host_row_s, launch_s, residuals(*(sums or 2 * [np.empty(0)])))
+    return Traffic(*hosts_s, launch_s, residuals(*(sums or 2 * [np.empty(0)])))
 
 
 def _sizes(facts: Mapping[str, Any]) -> LaunchSizes:

@@ -12,6 +12,8 @@ from plugins.shared.least_squares import non_negative
 
 Float = NDArray[np.float64]
 QUANTILES = 50
+Hosts = tuple[float, float, float]
+"""Seconds of a step, of a row in it, and of a sequence that it admits."""
 
 
 def fit_host(num_rows: Float, seconds: Float) -> tuple[float, float]:
@@ -29,19 +31,28 @@ def host_times(
     parts: Sequence[str],
     between_s: float,
     starts_s: Mapping[str, float],
-) -> tuple[float, float, dict[str, list[float]]]:
+) -> tuple[Hosts, dict[str, list[float]]]:
     """Seconds of the host's `parts` of a step and of a row in it, of launches of one-token rows;
-    and what launches of other kinds take beyond that, as equally likely values. kinds: indices into
-    KINDS. between_s: of every step beside its parts. starts_s: of steps of a grid, by kind, those
-    in which the host started them: of a kind of which the run had none, or few, they tell the time,
-    as many times longer as those of the run's most frequent kind were there."""
+    of an admitted sequence, as launches of one kind differ by their number of them; and what
+    launches of other kinds take beyond that, as equally likely values. kinds: indices into KINDS.
+    between_s: of every step beside its parts. starts_s: of steps of a grid, by kind, those in which
+    the host started them: of a kind of which the run had none, or few, they tell the time, as many
+    times longer as those of the run's most frequent kind were there."""
     seconds = np.full(len(ran), between_s) + sum(getattr(ran, part) for part in parts)
     decodes = kinds == KINDS.index("decode")
     host_s, row_s = fit_host(ran.num_rows[decodes], seconds[decodes])
-    beyond = seconds - host_s - row_s * ran.num_rows
+    beyond = seconds - host_of((host_s, row_s, 0.0), ran)
+    hosts_s = host_s, row_s, _slope(kinds, ran.num_new, beyond)
+    beyond = seconds - host_of(hosts_s, ran)
     own = {kind: beyond[kinds == KINDS.index(kind)] for kind in KINDS if kind != "decode"}
     found = {kind: _values(one) for kind, one in own.items() if len(one)}
-    return host_s, row_s, found | _few(ran, kinds, beyond, starts_s)
+    return hosts_s, found | _few(ran, kinds, beyond, starts_s)
+
+
+def host_of(hosts_s: Hosts, ran: Ran) -> Float:
+    """What a run's steps take the host, float64 [n], but for their own kind of launch."""
+    host_s, row_s, new_s = hosts_s
+    return host_s + row_s * ran.num_rows + new_s * ran.num_new
 
 
 def between_steps_s(ran: Ran, overlap: bool) -> float:
@@ -52,6 +63,17 @@ def between_steps_s(ran: Ran, overlap: bool) -> float:
     collect_s = np.concatenate(([0.0], ran.collect[:-1])) if overlap else ran.collect
     parts_s = ran.plan + ran.pack + ran.launch + ran.commit + ran.observers + collect_s
     return max(float(np.nanmedian((ran.next_s - ran.start_s - parts_s)[1:])), 0.0)
+
+
+def _slope(kinds: NDArray[np.int64], counts: Float, values: Float) -> float:
+    """Of values over counts within one kind, 0 or more; the same for all."""
+    counts, values = counts.astype(np.float64), values.copy()
+    for kind in np.unique(kinds).tolist():
+        own = kinds == kind
+        counts[own] -= counts[own].mean()
+        values[own] -= values[own].mean()
+    spread = float(counts @ counts)
+    return max(float(counts @ values) / spread, 0.0) if spread else 0.0
 
 
 def _few(

@@ -46,6 +46,7 @@ def refit(content: Mapping[str, Any], ran: Ran) -> Calibration:
             "repeats": repeats,
             "host_s": traffic.host_s,
             "host_row_s": traffic.host_row_s,
+            "host_new_s": traffic.host_new_s,
             "launch_s": traffic.launch_s,
             "fit": residuals(guessed[~held_out], steps.seconds[~held_out]),
             "test": residuals(guessed[held_out], steps.seconds[held_out]),

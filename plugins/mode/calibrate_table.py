@@ -40,6 +40,7 @@ def show(found: Calibration, paths: Sequence[Path]) -> None:
     host.add_column("seconds", justify="right")
     host.add_row("a step", f"{found.host_s:.3g}")
     host.add_row("a row", f"{found.host_row_s:.3g}")
+    host.add_row("a sequence admitted", f"{found.host_new_s:.3g}")
     for kind, values in found.launch_s.items():
         host.add_row(f"launch, {kind}", f"{fmean(values):.3g}")
     terminal.print(host)

@@ -19,6 +19,7 @@ Float = NDArray[np.float64]
 PARTS = ("plan", "pack", "launch", "collect", "commit", "observers")
 STRETCH = 16  # steps whose time together is compared
 COUNTS = ("num_rows", "prefill_tokens", "decode_tokens", "kv_tokens", "attended", "graph_tokens")
+STARTED = ("admitted", "resumed")  # kinds of choices
 OLD_NAMES = {"graph_rows": "graph_tokens"}
 TIMES = ("start_s", "launched_s", "end_s")
 
@@ -26,8 +27,9 @@ TIMES = ("start_s", "launched_s", "end_s")
 @dataclass(frozen=True, slots=True, eq=False)
 class Ran:
     """Steps of a run that launched something, one after the other; float64 [n] each. num_rows to
-    graph_tokens, start_s to end_s: of StepRecord; plan to observers: its host_us, in seconds;
-    next_s: when the step after it began, launching or not, NaN = there was none."""
+    graph_tokens, start_s to end_s: of StepRecord; num_new: sequences that its plan admitted; plan
+    to observers: its host_us, in seconds; next_s: when the step after it began, launching or not,
+    NaN = there was none."""
 
     num_rows: Float
     prefill_tokens: Float
@@ -35,6 +37,7 @@ class Ran:
     kv_tokens: Float
     attended: Float
     graph_tokens: Float
+    num_new: Float
     start_s: Float
     launched_s: Float
     end_s: Float
@@ -71,16 +74,19 @@ def ran_of(records: Sequence[StepRecord]) -> Ran:
             columns[name].append(float(getattr(record, name)))
         for name in PARTS:
             columns[name].append(record.host_us.get(name, 0.0) / 1e6)
+        columns["num_new"].append(float(sum(one.kind in STARTED for one in record.choices)))
         columns["next_s"].append(next_s)
     return Ran(**{name: np.array(values, np.float64) for name, values in columns.items()})
 
 
 def load_ran(path: Path) -> Ran:
     """Read what `Ran.save` wrote. Files of before graph_tokens counted other launches, too, have
-    graph_rows in its place."""
+    graph_rows in its place; of before num_new, rows with more than one token count, of which nearly
+    all are new in such a run."""
     with np.load(path) as arrays:
         found = {OLD_NAMES.get(name, name): arrays[name] for name in arrays}
-    return Ran(**found)
+    new = found["num_rows"] - found["decode_tokens"]
+    return Ran(**{"num_new": new} | found)
 
 
 def serve(session: Session, engine: Engine, outlet: Outlet) -> list[StepRecord]:

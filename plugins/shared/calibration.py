@@ -126,8 +126,9 @@ class Calibration:
 
     model, device, dtype: what was measured; num_devices of it. forms: by those of FORMS that were
     measured, "other" for all that were not. sizes: of launches, padded. host_s, host_row_s: seconds
-    in which the host plans, starts and commits a step of one-token rows; launch_s: what launches of
-    other kinds take beyond that, by kind, values of equal weight. pool_tokens: KV slots that the
+    in which the host plans, starts and commits a step of one-token rows; host_new_s: of a sequence
+    that is admitted; launch_s: what launches of other kinds take beyond that, by kind, values of
+    equal weight. pool_tokens: KV slots that the
     engine found room for with memory_share. fit: errors of the steps of the grid that were fitted;
     test: of those held out; traffic: of a real run's steps that were held out, 16 together.
     measured: commit, command, date, versions. repeats: launches of which each point's seconds are
@@ -142,6 +143,7 @@ class Calibration:
     sizes: LaunchSizes
     host_s: float
     host_row_s: float
+    host_new_s: float
     launch_s: Mapping[str, list[float]]
     pool_tokens: int
     memory_share: float
@@ -165,7 +167,7 @@ class Calibration:
 
     def save(self, path: Path) -> None:
         """Write the file; folders are made."""
-        units = UNITS | {"base_s": "s", "host_row_s": "s/row"}
+        units = UNITS | {"base_s": "s", "host_row_s": "s/row", "host_new_s": "s/sequence"}
         content = {"version": VERSION, "units": units} | asdict(self)
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(json.dumps(content, indent=1, allow_nan=False) + "\n", encoding="utf-8")

@@ -29,6 +29,7 @@ class Calibrated:
         self.calibration: Calibration = load(_path_of(file))
         self.host_s = self.calibration.host_s
         self.host_row_s = self.calibration.host_row_s
+        self.host_new_s = self.calibration.host_new_s
         self.launch_s = dict(self.calibration.launch_s)
         for kind, like in (("chunk", "mixed"), ("mixed", "chunk")):
             if like in self.calibration.launch_s:  # graphs between attentions, both

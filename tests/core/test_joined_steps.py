@@ -43,7 +43,12 @@ def make(plugins=None, pages=160, seqs=8, overlap=False, **defaults):
         "predictor": MaxTokensShare(),
         "step_time": TIMES,
         "executor": Simulated(
-            TIMES, vocab_size=500, host_s=0.0003, graph_sizes=[2, 4, 8], launch_s=STARTS
+            TIMES,
+            vocab_size=500,
+            host_s=0.0003,
+            host_new_s=0.002,
+            graph_sizes=[2, 4, 8],
+            launch_s=STARTS,
         ),
     }
     config = EngineConfig(

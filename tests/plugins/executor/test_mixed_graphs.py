@@ -140,7 +140,7 @@ def test_models_of_time_know_which_launches_are_graphs(graphs, parts):
     graphs._work = 180_000
     launch = launch_of(*parts)
     sizes = LaunchSizes(mixed=graphs.sizes, chunks=[256], mixed_pairs=180_000)
-    times = Times(None, 0.0, 0.0, {}, sizes)
+    times = Times(None, 0.0, 0.0, 0.0, {}, sizes)
     busy = BusyTimes(times, None, False, None)
     _, tokens, kind = busy.padded(launch)
     assert (tokens if kind == "graphed" else 0) == graphs.size_for(launch)

@@ -135,6 +135,16 @@ def test_host_time_is_hidden_behind_the_launch_before_with_overlap(overlap: bool
     assert np.diff(ends) == pytest.approx([steps_s] * 4)
 
 
+@pytest.mark.parametrize("overlap", [False, True])
+def test_host_pays_for_whom_it_admits_though_they_have_no_tokens_yet(overlap: bool):
+    """Both are admitted at once; the second one's prompt has no room in the first launch."""
+    executor = simulated(Fixed(step_s=1.0, token_s=0.0), host_s=0.2, host_new_s=2.0)
+    arrivals = [Arrival(0, "A", 4, 1), Arrival(0, "B", 4, 2)]
+    ends = times_of(executor, arrivals, overlap=overlap, budget=4)
+    later_s = 1.0 if overlap else 1.2
+    assert ends == pytest.approx([5.2 + later_s * step for step in range(3)])
+
+
 def test_host_time_that_the_device_cannot_hide_sets_the_pace():
     executor = simulated(Fixed(step_s=0.5, token_s=0.0), host_s=2.0)
     ends = times_of(executor, [Arrival(0, "A", 4, 8)], overlap=True)

@@ -381,6 +381,27 @@ def test_host_time_is_a_part_for_a_step_and_one_for_a_row():
     assert fit_host(rows, 1e-4 + 1e-6 * rows) == pytest.approx((1e-4, 1e-6))
 
 
+def test_host_time_of_an_admitted_sequence_is_what_launches_of_a_kind_differ_by(tmp_path: Path):
+    """0.2 ms each beyond 1 ms of a step, 2 of a mixed launch and 5 of an eager one."""
+    own_ms, counts = {"decode": 0.0, "mixed": 2.0, "eager": 5.0}, [0, 1, 3, 2, 0, 1]
+    kinds = ["decode"] * 3 + ["mixed"] * 6 + ["eager"] * 6
+    numbers = [0] * 3 + counts + [one + 4 for one in counts]
+    records = steps_at([(float(at), float(at)) for at in range(len(kinds))])
+    for record, kind, num in zip(records, kinds, numbers, strict=True):
+        record.host_us = {"plan": 1e3 * (1 + own_ms[kind] + 0.2 * num)}
+        for one in range(num):
+            record.note((str(one), 0), "admitted" if one % 2 else "resumed", "mine", "")
+    ran_of(records).save(tmp_path / "steps.npz")
+    ran = load_ran(tmp_path / "steps.npz")
+    assert ran.num_new.tolist() == numbers
+    which = np.array([KINDS.index(kind) for kind in kinds])
+    (host_s, row_s, new_s), own_s = host_times(ran, which, ("plan",), 0.0, {})
+    assert host_s + row_s == pytest.approx(1e-3)
+    assert new_s == pytest.approx(0.2e-3)
+    assert own_s["mixed"] == pytest.approx([2e-3] * len(own_s["mixed"]))
+    assert own_s["eager"] == pytest.approx([5e-3] * len(own_s["eager"]))
+
+
 def test_start_of_a_kind_that_a_run_hardly_had_is_told_by_the_grid():
     """In the run a mixed launch takes the host 3 ms, of which 2 are its start, 1 in the grid: there
     4 of a chunk alone, so 8 + 1. One eager launch of 50 ms in the run is not believed."""
@@ -396,13 +417,14 @@ def test_start_of_a_kind_that_a_run_hardly_had_is_told_by_the_grid():
     ran = ran_of(records)
     which = np.array([KINDS.index(kind) for kind in kinds])
     grid_s = {"decode": 1e-4, "mixed": 1e-3, "chunk": 4e-3, "eager": 5e-3}
-    host_s, row_s, own_s = host_times(ran, which, ("plan", "launch"), 0.0, grid_s)
+    (host_s, row_s, new_s), own_s = host_times(ran, which, ("plan", "launch"), 0.0, grid_s)
     assert host_s + row_s == pytest.approx(1.5e-3)
+    assert new_s == 0
     assert np.mean(own_s["mixed"]) == pytest.approx(3e-3)
     assert own_s["chunk"] == [pytest.approx(9e-3)]
     assert own_s["eager"] == [pytest.approx(11e-3)]
     assert "graphed" not in own_s
-    _, _, own_s = host_times(ran, which, ("plan", "launch"), 0.0, {})
+    _, own_s = host_times(ran, which, ("plan", "launch"), 0.0, {})
     assert set(own_s) == {"mixed", "eager"}
     assert np.mean(own_s["eager"]) == pytest.approx(50e-3 - 1.5e-3)
 
