@@ -67,9 +67,12 @@ class NewTokenRatio:
         self._settle(record.step - 1)
         preempted = any(choice.kind == "preempted" for choice in record.choices)
         decoded = record.decode_tokens > 0
-        self._late.append((record.step, decoded, preempted))
-        further = range(record.step + 1, record.step + record.steps)
-        self._late.extend((step, decoded, False) for step in further)
+        # Slices of steps that went in one: who has them decodes after their last.
+        after = record.num_rows * (record.steps - record.slices)
+        each = [record.decode_tokens > after] * record.slices
+        each += [decoded] * (record.steps - record.slices)
+        for step, one in enumerate(each, record.step):
+            self._late.append((step, one, preempted and step == record.step))
 
     @hookimpl
     def decide_admission(self, query: AdmissionQuery) -> AdmissionDecision:

@@ -11,6 +11,8 @@ from core.records import Choice, StepRecord
 from core.request import Request, SamplingParams
 from plugins.admission.new_token_ratio import NewTokenRatio
 from tests.core.policy_tables import admission_query, table_of
+from tests.core.test_joined_slices import assert_same, prompts
+from tests.core.test_joined_slices import make as joining_engine
 from tests.core.test_overlap import play, requests
 from tests.engine_harness import Arrival, make_engine, run
 
@@ -91,6 +93,22 @@ def test_steps_that_went_in_one_count_each():
     policy.on_step(StepEvent(record, (), (), np.empty(0, np.int32)))
     assert ratio(policy, 15) == pytest.approx(0.7 - 9 * DECAY)
     assert ratio(policy, 16) == pytest.approx(0.7 - 10 * DECAY)
+
+
+@pytest.mark.parametrize(("num_decodes", "counted"), [(0, 6), (1, 10)])
+def test_slices_alone_are_no_decodes_of_steps_that_went_in_one(num_decodes, counted):
+    policy, rows = NewTokenRatio(), 2 + num_decodes  # two prompts of four slices each
+    facts = {"num_rows": rows, "decode_tokens": 2 * 6 + num_decodes * 10}
+    record = StepRecord(5, 0.0, steps=10, slices=4, **facts)
+    policy.on_step(StepEvent(record, (), (), np.empty(0, np.int32)))
+    assert ratio(policy, 16) == pytest.approx(0.7 - counted * DECAY)
+
+
+def test_ratio_is_the_same_where_steps_go_in_one():
+    def one():
+        return joining_engine({"mine": NewTokenRatio()}, pages=90)
+
+    assert_same(one, prompts())
 
 
 def test_steps_without_a_decode_leave_the_ratio():
