@@ -65,8 +65,9 @@ def capture_graphs(
         graphs.capture(state.rows, progress)
     if state.padding is not None and hasattr(model, "enter"):
         sizes = state.padding.sizes
-        state.chunk_graphs = ChunkGraphs(model, state.pool, sizes, capture)
-        state.chunk_graphs.capture(progress)
+        chunks = state.chunk_graphs = ChunkGraphs(model, state.pool, sizes, capture)
+        chunks.capture(progress)
+        state.padding.sizes = chunks.padding_sizes(sizes)
         if _captures_mixed(state, model):
             for shares in kinds:
                 rows = largest, state.pool.pad_row

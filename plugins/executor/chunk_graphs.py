@@ -18,6 +18,10 @@ from plugins.shared.model_protocols import Attend, KVTarget
 SMALLEST, EVERY, COARSE = 16, 512, 2048
 """Sizes from SMALLEST tokens on, above COARSE every so many."""
 
+EAGER_OPERATIONS = 3e11
+"""Of a layer's matrix products, at most: what an H200 computes in the 500 us that a layer takes the
+host whose kernels are launched one by one. Up to here padding to the next graph costs less."""
+
 
 class LayeredModel(Protocol):
     """A model that can stop before and after each attention (plugins/model/decoder.py)."""
@@ -78,6 +82,13 @@ class ChunkGraphs:
         """Capture every size."""
         facts = "CUDA graphs of chunks", "tokens", progress
         self._captured = captured_sizes(self.sizes, self._layered, *facts)
+
+    def padding_sizes(self, sizes: list[int]) -> list[int]:
+        """Those of `sizes` (tokens, ascending) to which launches are better padded: without those
+        between two graphs, as long as padding to the next costs less than doing without."""
+        most = EAGER_OPERATIONS / (2 * self.model.layer_parameters)
+        graphed = set(self.sizes)
+        return [size for size in sizes if size in graphed or not COARSE < size <= most]
 
     def takes(self, num_tokens: int) -> bool:
         """Whether there are graphs for launches of so many tokens."""

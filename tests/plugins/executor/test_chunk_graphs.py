@@ -106,6 +106,27 @@ def test_sizes_are_fine_where_launches_are_small():
     assert ChunkGraphs(Shape(), None, Padding(1000).sizes, rerun).sizes[-1] == 1000
 
 
+@pytest.mark.parametrize(
+    ("layer_parameters", "last"),
+    [(15_728_640, 8064), (50_000_000, 3000), (218_103_808, 0)],
+    ids=["0.6b", "between", "8b"],
+)
+def test_small_models_pad_to_the_next_graph(layer_parameters, last):
+    """Launches of 2,049 to 2,560 tokens, of which the host would launch every kernel, are padded to
+    2,560, unless the device takes longer for a layer of so many than the host."""
+
+    class Shape:
+        num_q_heads, head_dim, dtype, device = 1, 1, torch.float32, torch.device("cpu")
+
+    Shape.layer_parameters = layer_parameters
+    sizes = Padding(8192).sizes
+    graphs = ChunkGraphs(Shape(), None, sizes, rerun)
+    kept = graphs.padding_sizes(sizes)
+    dropped = sorted(set(sizes) - set(kept))
+    assert dropped == [size for size in sizes if 2048 < size <= last and size % 512]
+    assert set(graphs.sizes) <= set(kept)
+
+
 def test_a_size_that_fails_says_so(tiny):
     def broken(run):
         raise RuntimeError("no memory")
