@@ -1,12 +1,12 @@
 """Mode calibrate: measure steps on the engine's executor and fit a model of their time.
 
 Steps of a grid go straight to the executor, so that no policy, cache or prompt is in the way: rows
-of one token at several contexts, chunks behind several contexts, both together, and rows that share
-a prefix. A step's time is the median from one launch's end to the next's with two in flight. Then
+of one token at several contexts, chunks behind several contexts, both together, several short
+chunks, and rows that share a prefix. A step's time is the median from one launch's end to the next's with two in flight. Then
 the session's workload runs through the engine: of its steps, which no grid chose, the fit takes
 every other stretch, and their host times give those of planning, and of starting each kind of
-launch; of a kind that the run hardly had the grid tells. They are kept in
-steps.npz (plugins/mode/calibrate_traffic.py). The other stretches and a part of the grid are held
+launch; of a kind that the run hardly had, launches tell that come after steps of one-token rows
+(plugins/mode/calibrate_starts.py). They are kept in steps.npz (plugins/mode/calibrate_traffic.py). The other stretches and a part of the grid are held
 out; the error of that part is what a simulation's summary carries.
 
 On a CPU a launch computes before it returns, so nothing is hidden behind it: simulate what was
@@ -35,6 +35,7 @@ from plugins.mode.calibrate_fit import (
 )
 from plugins.mode.calibrate_grid import Point, Room, Timed, grid, time_point
 from plugins.mode.calibrate_host import between_steps_s, host_of, host_times
+from plugins.mode.calibrate_starts import time_starts
 from plugins.mode.calibrate_table import show
 from plugins.mode.calibrate_traffic import STRETCH, Ran, ran_of, serve
 from plugins.mode.device_lock import check_lock, lock_of
@@ -42,7 +43,7 @@ from plugins.mode.outlet import Outlet
 from plugins.mode.running import running
 from plugins.shared.calibration import Calibration, Residuals, residuals
 from plugins.shared.clocks import RealClock
-from plugins.shared.launch_sizes import GRAPHED_WORK, KINDS, LaunchSizes
+from plugins.shared.launch_sizes import GRAPHED_WORK, LaunchSizes
 from plugins.shared.session import Session
 
 Float = NDArray[np.float64]
@@ -113,12 +114,12 @@ class Calibrate:
         points, timed = self._timed(engine, rng)
         steps = steps_of(map(Point.facts, points, timed), sizes, self.repeats)
         held_out = rng.permutation(len(points)) < round(self.test_share * len(points))
+        starts_s = {} if on_host else time_starts(engine.executor, _room(engine), sizes, rng)
         ran = ran_of(serve(session, engine, outlet))
         ran.save(session.folder / STEPS)
         found = fit_all(steps.part(~held_out), ran, sizes, on_host)
         guessed = found.seconds(steps)
-        grid_s = starts_of(steps, [one.launch_s for one in timed])
-        traffic = traffic_of(ran, sizes, found, grid_s, on_host, session.engine.overlap)
+        traffic = traffic_of(ran, sizes, found, starts_s, on_host, session.engine.overlap)
         memory = engine.state.memory
         return Calibration(
             model=str(facts.get("model", "none")),
@@ -140,6 +141,7 @@ class Calibrate:
             repeats=self.repeats,
             points=points_of(points, timed, guessed, held_out),
             skipped=len(self.grid) - len(points),
+            starts_s=starts_s,
         )
 
     def _timed(self, engine: Engine, rng: np.random.Generator) -> tuple[list[Point], list[Timed]]:
@@ -177,38 +179,29 @@ def held_out(ran: Ran) -> NDArray[np.bool_]:
     return np.asarray(np.arange(len(ran)) // STRETCH % 2 == 0)
 
 
-def starts_of(steps: Steps, launch_s: Sequence[float | None]) -> dict[str, float]:
-    """By kind of launch, the median seconds in which the host started steps of a grid."""
-    every = np.array(launch_s, np.float64)  # None becomes NaN
-    found = {kind: every[steps.kind == at] for at, kind in enumerate(KINDS)}
-    medians = {kind: float(np.median(one)) for kind, one in found.items() if len(one)}
-    return {kind: seconds for kind, seconds in medians.items() if seconds > 0}
-
-
 def traffic_of(
     ran: Ran,
     sizes: LaunchSizes,
     found: Fit,
-    grid_s: Mapping[str, float],
+    starts_s: Mapping[str, float],
     on_host: bool,
     overlap: bool,
 ) -> Traffic:
     """Host times of a run's steps, and how far the fit is from what stretches held out took.
-    grid_s: starts of its launches, see host_times. on_host: a launch computes before it returns."""
-    grid_s = {} if on_host else grid_s
+    starts_s: see host_times. on_host: a launch computes before it returns."""
     parts = tuple(part for part in HOST_PARTS if not (on_host and part == "launch"))
     steps = of_ran(ran, sizes)
     between_s = between_steps_s(ran, overlap)
-    hosts_s, own_s = host_times(ran, steps.kind, parts, between_s, grid_s)
+    hosts_s, own_s = host_times(ran, steps.kind, parts, between_s, starts_s)
     launch_s = {kind: [seconds] for kind, seconds in found.launch_s.items()} | own_s
     means_s = {kind: fmean(values) for kind, values in launch_s.items()}
     tested = held_out(ran) & (steps.seconds > 0)
     steps, host = steps.part(tested), host_of(hosts_s, ran)[tested]
-    device_s, starts_s = found.device_s(steps), of_kinds(means_s, steps)
+    device_s, begun_s = found.device_s(steps), of_kinds(means_s, steps)
     if overlap and not on_host:
-        whole_s = np.maximum(device_s, host + starts_s)
+        whole_s = np.maximum(device_s, host + begun_s)
     else:
-        whole_s = host + np.maximum(device_s, starts_s)
+        whole_s = host + np.maximum(device_s, begun_s)
     # Where the host waits and where it does not, a step's tokens are seen at other moments.
     stretches = range(0, len(steps), STRETCH)
     sums = [np.add.reduceat(one, stretches) for one in (whole_s, steps.seconds)] if steps else []

@@ -17,13 +17,15 @@ FIRST_ID = -(10**9)  # of launches that no engine counts
 GREEDY = SamplingParams(temperature=0.0)
 LEAST_SHARERS = 4
 """Rows of a step in which some share a prefix."""
+SEVERAL, LEAST_OF_SEVERAL = 8, 64
+"""Chunks of a step, and tokens of each, for which the grid has steps with several."""
 
 
 @dataclass(frozen=True, slots=True)
 class Point:
-    """rows: of one token each, reading `context` tokens, their own included. chunk: tokens of one
-    further row, 0 = there is none, behind `past` tokens of its own. Of the first, `sharers` at a
-    time begin with the same `shared` tokens, in the same pages."""
+    """rows: of one token each, reading `context` tokens, their own included. chunk: tokens of each
+    of num_chunks further rows, 0 = there is none, behind `past` tokens of its own. Of the first,
+    `sharers` at a time begin with the same `shared` tokens, in the same pages."""
 
     rows: int
     context: int
@@ -31,6 +33,12 @@ class Point:
     past: int = 0
     shared: int = 0
     sharers: int = 1
+    num_chunks: int = 1
+
+    @property
+    def further(self) -> int:
+        """Rows with a chunk."""
+        return self.num_chunks * (self.chunk > 0)
 
     @property
     def prefixes(self) -> int:
@@ -45,33 +53,34 @@ class Point:
     @property
     def num_rows(self) -> int:
         """Rows of the step."""
-        return self.rows + (self.chunk > 0)
+        return self.rows + self.further
 
     @property
     def num_tokens(self) -> int:
         """New tokens of the step."""
-        return self.rows + self.chunk
+        return self.rows + self.further * self.chunk
 
     @property
     def kv_tokens(self) -> int:
         """Context tokens read, new ones included."""
-        return self.rows * self.context + (self.past + self.chunk if self.chunk else 0)
+        return self.rows * self.context + self.further * (self.past + self.chunk)
 
     @property
     def attended(self) -> int:
         """Pairs of a new token and one that it attends to."""
         own = self.chunk * self.past + self.chunk * (self.chunk + 1) // 2
-        return self.rows * self.context + own
+        return self.rows * self.context + self.further * own
 
     def facts(self, took: "Timed") -> tuple[int, int, int, int, int, float, int, int, int]:
         """Of a step that took so long, as calibrate_fit.steps_of takes them."""
         longest = self.past + self.chunk if self.chunk else 0
         counts = self.rows, self.num_rows, self.num_tokens, self.kv_tokens, self.attended
-        return (*counts, took.seconds, longest, self.chunk * longest, self.repeated)
+        pairs = self.further * self.chunk * longest
+        return (*counts, took.seconds, longest, pairs, self.repeated)
 
     def lengths(self) -> list[int]:
         """Tokens of each row after the step."""
-        return [self.context] * self.rows + [self.past + self.chunk] * (self.chunk > 0)
+        return [self.context] * self.rows + [self.past + self.chunk] * self.further
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,7 +120,8 @@ def grid(
     prefixes: Sequence[int] = (),
 ) -> list[Point]:
     """Every number of rows with every context; every chunk behind nothing and behind every context;
-    every number of rows beside every chunk, contexts taking turns. Every prefix with every number
+    every number of rows beside every chunk, contexts taking turns; and every chunk as several short
+    ones, alone or beside rows in turn. Every prefix with every number
     of rows that may share it, and every other beside one of the shorter chunks: they go on for a
     quarter of it, and all, two or eight have it in common, in turn."""
     decodes = [Point(count, context) for count, context in product(rows, contexts)]
@@ -120,6 +130,11 @@ def grid(
         Point(count, contexts[(i + j) % len(contexts)], chunk, contexts[j % len(contexts)])
         for (i, count), (j, chunk) in product(enumerate(rows), enumerate(chunks))
     ]
+    parts = [chunk // SEVERAL for chunk in chunks if chunk // SEVERAL >= LEAST_OF_SEVERAL]
+    for j, part in enumerate(parts):
+        count, context = rows[j % len(rows)] * (j % 2), contexts[j % len(contexts)] * (j % 2)
+        past = contexts[(j + 1) % len(contexts)] * (j % 3 > 0)
+        mixed.append(Point(count, context, part, past, num_chunks=SEVERAL))
     several = [count for count in rows if count >= LEAST_SHARERS]
     short = chunks[: (len(chunks) + 1) // 2]
     shared = []
@@ -162,8 +177,7 @@ def launches(point: Point, room: Room, rng: np.random.Generator, num: int) -> It
     Every row samples."""
     lengths = np.array(point.lengths(), np.int32)
     counts = np.ones_like(lengths)
-    if point.chunk:
-        counts[-1] = point.chunk
+    counts[point.rows :] = point.chunk
     setups = tuple(
         RowSetup(row, GREEDY, length, _known(point, row, length), row, 0, ())
         for row, length in enumerate(lengths.tolist())

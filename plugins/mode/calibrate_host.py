@@ -35,9 +35,9 @@ def host_times(
     """Seconds of the host's `parts` of a step and of a row in it, of launches of one-token rows;
     of an admitted sequence, as launches of one kind differ by their number of them; and what
     launches of other kinds take beyond that, as equally likely values. kinds: indices into KINDS.
-    between_s: of every step beside its parts. starts_s: of steps of a grid, by kind, those in which
-    the host started them: of a kind of which the run had none, or few, they tell the time, as many
-    times longer as those of the run's most frequent kind were there."""
+    between_s: of every step beside its parts. starts_s: by kind, seconds in which the host started
+    launches outside of the run: of a kind of which the run had none, or few, they tell the time, as
+    many times longer as those of the run's most frequent kind were there."""
     seconds = np.full(len(ran), between_s) + sum(getattr(ran, part) for part in parts)
     decodes = kinds == KINDS.index("decode")
     host_s, row_s = fit_host(ran.num_rows[decodes], seconds[decodes])
@@ -79,7 +79,7 @@ def _slope(kinds: NDArray[np.int64], counts: Float, values: Float) -> float:
 def _few(
     ran: Ran, kinds: NDArray[np.int64], beyond: Float, starts_s: Mapping[str, float]
 ) -> dict[str, list[float]]:
-    """Of host_times, what a grid tells."""
+    """Of host_times, what launches outside of the run tell."""
     often = {kind: int((kinds == KINDS.index(kind)).sum()) for kind in starts_s}
     known = [kind for kind, count in often.items() if count >= LEAST_ALIKE]
     if not known:

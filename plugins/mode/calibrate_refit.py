@@ -14,12 +14,12 @@ import numpy as np
 from numpy.typing import NDArray
 from rich.console import Console
 
-from plugins.mode.calibrate import fit_all, mixed_pairs, points_of, starts_of, traffic_of
-from plugins.mode.calibrate_fit import steps_of
+from plugins.mode.calibrate import fit_all, mixed_pairs, points_of, traffic_of
+from plugins.mode.calibrate_fit import Steps, steps_of
 from plugins.mode.calibrate_grid import Point, Timed
 from plugins.mode.calibrate_traffic import Ran, load_ran
 from plugins.shared.calibration import Calibration, residuals
-from plugins.shared.launch_sizes import LaunchSizes
+from plugins.shared.launch_sizes import KINDS, LaunchSizes
 
 OPTION, DEFAULT_REPEATS = "mode.repeats=", 15
 
@@ -34,8 +34,10 @@ def refit(content: Mapping[str, Any], ran: Ran) -> Calibration:
     points, timed, held_out = grid_of(content)
     steps = steps_of(map(Point.facts, points, timed), sizes, repeats)
     found = fit_all(steps.part(~held_out), ran, sizes, on_host)
-    grid_s = starts_of(steps, [one.launch_s for one in timed])
-    traffic = traffic_of(ran, sizes, found, grid_s, on_host, measured["overlap"])
+    starts_s = content.get("starts_s")
+    if not starts_s and not on_host:
+        starts_s = starts_of(steps, [one.launch_s for one in timed])
+    traffic = traffic_of(ran, sizes, found, starts_s or {}, on_host, measured["overlap"])
     guessed = found.seconds(steps)
     same = {one.name: content[one.name] for one in fields(Calibration) if one.name in content}
     return Calibration(
@@ -65,6 +67,15 @@ def grid_of(
     points = [Point(**{name: one[name] for name in names if name in one}) for one in known]
     timed = [Timed(one["seconds"], one.get("launch_s")) for one in known]
     return points, timed, np.array([one["held_out"] for one in known], np.bool_)
+
+
+def starts_of(steps: Steps, launch_s: Sequence[float | None]) -> dict[str, float]:
+    """By kind of launch, the median seconds in which the host started steps of a grid: for files
+    that say nothing better."""
+    every = np.array(launch_s, np.float64)  # None becomes NaN
+    found = {kind: every[steps.kind == at] for at, kind in enumerate(KINDS)}
+    medians = {kind: float(np.median(one)) for kind, one in found.items() if len(one)}
+    return {kind: seconds for kind, seconds in medians.items() if seconds > 0}
 
 
 def _repeats(command: Sequence[str]) -> int:

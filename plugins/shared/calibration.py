@@ -133,7 +133,8 @@ class Calibration:
     test: of those held out; traffic: of a real run's steps that were held out, 16 together.
     measured: commit, command, date, versions. repeats: launches of which each point's seconds are
     the median. points: the grid, for each step its facts, measured and predicted seconds; skipped:
-    of the grid, for want of room."""
+    of the grid, for want of room. starts_s: by kind of launch, in which the host started those that
+    came after others, beside the grid."""
 
     model: str
     device: str
@@ -154,6 +155,7 @@ class Calibration:
     repeats: int
     points: list[Mapping[str, Any]] = field(default_factory=list)
     skipped: int = 0
+    starts_s: Mapping[str, float] = field(default_factory=dict)
 
     def seconds(self, kind: str, *facts: Any) -> Any:
         """Seconds of the device for steps started in one way. facts: as of Form.seconds, padding
@@ -179,7 +181,7 @@ def load(path: Path) -> Calibration:
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
         require(content.get("version") == VERSION, "step_time.file", rule, str(path))
-        known = {one.name: content[one.name] for one in fields(Calibration)}
+        known = {one.name: content[one.name] for one in fields(Calibration) if one.name in content}
         for name in ("fit", "test", "traffic"):
             known[name] = Residuals(**known[name])
         known["sizes"] = LaunchSizes(**known["sizes"])
