@@ -2,12 +2,13 @@
 
 Steps of a grid go straight to the executor, so that no policy, cache or prompt is in the way: rows
 of one token at several contexts, chunks behind several contexts, both together, several short
-chunks, and rows that share a prefix. A step's time is the median from one launch's end to the next's with two in flight. Then
-the session's workload runs through the engine: of its steps, which no grid chose, the fit takes
-every other stretch, and their host times give those of planning, and of starting each kind of
-launch; of a kind that the run hardly had, launches tell that come after steps of one-token rows
-(plugins/mode/calibrate_starts.py). They are kept in steps.npz (plugins/mode/calibrate_traffic.py). The other stretches and a part of the grid are held
-out; the error of that part is what a simulation's summary carries.
+chunks, and rows that share a prefix. A step's time is the median from one launch's end to the
+next's with two in flight. Then the session's workload runs through the engine: of its steps, which
+no grid chose, the fit takes every other stretch, and their host times give those of planning, and
+of starting each kind of launch; of a kind that the run hardly had, launches tell that come after
+steps of one-token rows (plugins/mode/calibrate_starts.py). They are kept in steps.npz
+(plugins/mode/calibrate_traffic.py). The other stretches and a part of the grid are held out; the
+error of that part is what a simulation's summary carries.
 
 On a CPU a launch computes before it returns, so nothing is hidden behind it: simulate what was
 measured there with engine.overlap=false."""
