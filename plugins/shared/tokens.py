@@ -190,11 +190,12 @@ class _WindowDecoder:
 
     def _cut(self) -> tuple[str, int]:
         """The text of a full window, and how many tokens at its end may have begun a character and
-        are left out: bytes that are cut within one all count as broken, which makes the text
-        longer."""
+        are left out. Of bytes that are cut within one, all that come before count as broken, too,
+        or it counts as one: in both cases the text without these tokens is shorter."""
         ends = range(CHARACTER_BYTES)
         texts = [self._decode(self._window[: len(self._window) - end]) for end in ends]
-        held = min(ends, key=lambda end: (len(texts[end]) < len(self._text), len(texts[end]) + end))
+        lens = [len(text) for text in texts]
+        held = min(ends, key=lambda end: (lens[end] < len(self._text), lens[end] + (end > 0), -end))
         return texts[held], held
 
     def flush(self) -> str:

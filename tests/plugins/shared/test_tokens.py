@@ -151,6 +151,18 @@ def test_a_tokenizer_without_a_backend_is_decoded_in_a_window(text):
     assert found[len(settled) :] in [REPLACEMENT * count for count in range(min(rest, 1), rest + 1)]
 
 
+@settings(max_examples=100, deadline=None)
+@given(st.lists(st.one_of(st.binary(min_size=1, max_size=20), TEXTS.map(str.encode)), max_size=4))
+@example([b"\x80" * 15, "é".encode()])  # a window is full within a character, whose bytes
+@example([b"\x80" * 13, "😀".encode()])  # count as one
+def test_a_window_loses_no_character_after_bytes_that_are_none(parts):
+    data, slow = b"".join(parts), Slow("bytes")
+    slow.all_special_ids = ()
+    found = "".join(texts(ChoiceText(TokenTable(slow)), byte_ids(data)))
+    whole = data.decode(errors="replace")
+    assert found.replace(REPLACEMENT, "") == whole.replace(REPLACEMENT, "")
+
+
 @pytest.mark.parametrize("name", ["▁He", "<0xF0>", "</s>", "▁"])
 def test_a_window_stays_small_whatever_comes(name):
     slow = Slow("llama")
