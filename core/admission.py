@@ -33,13 +33,15 @@ class Admission:
 
     def __init__(self, state: EngineState) -> None:
         self._state = state
+        self._order = partial(state.hooks.decide, "decide_order")
 
     def run(self, record: StepRecord) -> list[Admitted]:
         """Admit from the waiting queue; returns whom, in order."""
         state = self._state
         if not len(state.waiting):
             return []
-        self._refresh(record)
+        facts = self._cached_tokens, state.shown
+        state.waiting.refresh(self._order, facts, state.now_s, record.step)
         admitted: list[Admitted] = []
         index = skipped = 0
         while index < len(state.waiting) and skipped < MAX_CANDIDATES:
@@ -76,12 +78,6 @@ class Admission:
                 request_record.admitted_s = state.now_s
             kind, cached = "resumed" if resumed else "admitted", entry.cached_tokens
             record.note(sequence.key, kind, entry.plugin, entry.reason, cached_tokens=cached)
-
-    def _refresh(self, record: StepRecord) -> None:
-        state = self._state
-        decide = partial(state.hooks.decide, "decide_order")
-        facts = self._cached_tokens, state.shown
-        state.waiting.refresh(decide, facts, state.now_s, record.step)
 
     def _cached_tokens(self, ids: NDArray[np.int64]) -> NDArray[np.int32]:
         looks = (self._state.memory.look(self._state.table.of(one)) for one in ids.tolist())

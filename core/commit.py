@@ -44,17 +44,18 @@ class Committer:
 
     def settle(self, entry: InFlight) -> None:
         """Publish finished prompt pages, fork choices, release who reached their limit."""
-        launch, ids, record = entry.launch, entry.ids, entry.record
-        state, table = self._state, self._state.table
-        slots, ends = ids & SLOT_MASK, entry.ends
+        launch, ids, record, ends = entry.launch, entry.ids, entry.record, entry.ends
+        state, table, slots = self._state, self._state.table, ids & SLOT_MASK
         prompt, limit = table.prompt[slots], table.length_limit[slots]
-        launched = table.known[slots] + table.in_flight[slots]
         # Who wants no token at all ends with its prompt.
-        ending = (launched >= limit) & (launch.samples | (ends >= limit))
-        filled = (launch.num_tokens > 1) | (ends == prompt)
-        if (repeats := launch.repeats) is not None and launch.num_decode_rows < len(ids):
-            self._publish_slices(launch, repeats.each[: repeats.turn], ids)
-            filled &= repeats.turn == len(repeats.each)
+        ending = table.known[slots] + table.in_flight[slots] >= limit
+        ending &= launch.samples | (ends >= limit)
+        filled = ends == prompt
+        if launch.num_decode_rows < len(ids):
+            filled |= launch.num_tokens > 1
+            if (repeats := launch.repeats) is not None:
+                self._publish_slices(launch, repeats.each[: repeats.turn], ids)
+                filled &= repeats.turn == len(repeats.each)
         for index in (ending | filled).nonzero()[0].tolist():
             sequence = table.get(int(ids[index]))
             if sequence is None or table.state[sequence.slot] != State.RUNNING:

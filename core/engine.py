@@ -125,10 +125,11 @@ class Engine:
     def _launch(self, rows: Rows, record: StepRecord, since: float) -> bool:
         """Whether the launch of `rows` is on its way; else its requests have ended."""
         state = self.state
-        launch, rows = self._packer.pack(rows, record)
+        launch = self._packer.pack(rows, record)
         ends = launch.first_positions + rows.total
         entry = InFlight(launch, state.table.id[rows.slots], ends, record)
-        listed = self._list_rows(rows) if self.record_rows else []
+        named = map(state.table.at, rows.slots.tolist()) if self.record_rows else ()
+        listed = [(*s.key, n) for s, n in zip(named, rows.total.tolist(), strict=False)]
         since = record.lap("pack", since)
         try:
             self.executor.launch(launch)
@@ -244,10 +245,6 @@ class Engine:
                 f"nothing runs and nobody was admitted in {MAX_IDLE_STEPS} steps;"
                 + (f" {last.plugin} on {last.request_id!r}: {last.reason}" if last else "")
             )
-
-    def _list_rows(self, rows: Rows) -> list[tuple[str, int, int]]:
-        sequences = map(self.state.table.at, rows.slots.tolist())
-        return [(*s.key, n) for s, n in zip(sequences, rows.total.tolist(), strict=True)]
 
     def _measure(self, record: StepRecord) -> None:
         state, ledger, size = self.state, self.state.memory.ledger, self.state.memory.page_size

@@ -34,7 +34,7 @@ def _check_classes(state: EngineState) -> None:
 
 def _check_references(state: EngineState) -> None:
     ledger, memory = state.memory.ledger, state.memory
-    tables = [memory.pages_of(sequence) for sequence in state.table.live()]
+    tables = [memory.pages_of(sequence) for sequence in filter(None, state.table.sequences)]
     held = np.concatenate(tables) if tables else np.empty(0, np.int32)
     counted = np.bincount(held, minlength=ledger.num_pages + 1)
     for page in np.flatnonzero(counted != ledger.refs)[:1].tolist():
@@ -52,7 +52,7 @@ def _check_sequences(state: EngineState) -> None:
     running = set(state.running.tolist())
     _equal("running list without repeats", len(running), len(state.running))
     handles = 0
-    for sequence in table.live():
+    for sequence in filter(None, table.sequences):
         slot = sequence.slot
         handles += sequence.prefix is not None
         now = int(table.state[slot])

@@ -48,25 +48,26 @@ class RowSetup:
 class Repeats:
     """How often a launch runs, and when: what an executor's `forecast` told.
 
-    each int32 [times, num_rows]: tokens that a row has computed after each time; ends_s, lasts_s
-    float64 [times]: when that is, and how long after the end before, or after the plan. One-token
-    rows sample each time; the others, whose prompts end together, from the `turn`-th time on (1 <=
-    turn <= times; times: in the last, or not yet). Up to then no one-token row reaches its limit.
-    """
+    each int32 [times, num_rows]: tokens that a row has computed after each time; done int64
+    [times]: all rows; ends_s, lasts_s float64 [times]: when that is, and how long after the end
+    before, or the plan. One-token rows sample each time; the others, whose prompts end together,
+    from the `turn`-th on (1 <= turn <= times; times: in the last, or not yet). Up to then no
+    one-token row reaches its limit."""
 
     each: Int32
+    done: Int64
     ends_s: Floats
     lasts_s: Floats
     turn: int
 
     def until(self, times: int) -> "Repeats":
         """The first so many times."""
-        ends_s, lasts_s = self.ends_s[:times], self.lasts_s[:times]
-        return Repeats(self.each[:times], ends_s, lasts_s, min(self.turn, times))
+        each, done, turn = self.each[:times], self.done[:times], min(self.turn, times)
+        return Repeats(each, done, self.ends_s[:times], self.lasts_s[:times], turn)
 
     def mean(self, levels: NDArray[Any]) -> float:
         """Of a level at each time, over their time."""
-        return float(levels @ self.lasts_s) / float(np.add.reduce(self.lasts_s))
+        return float(np.add.reduce(levels * self.lasts_s) / np.add.reduce(self.lasts_s))
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -96,16 +97,6 @@ class Launch:
     setups: tuple[RowSetup, ...]
     repeats: Repeats | None = None
     num_new: int = 0
-
-
-def reads(first: Int32, each: Int32) -> tuple[Int64, Int64, Int64]:
-    """kv_tokens, attended (see StepRecord) and tokens, int64 [times], of rows that start at `first`
-    and have computed so many tokens after each time."""
-    tokens, ends = each.astype(np.int64), first + each
-    tokens[1:] -= each[:-1]
-    # A row's new tokens attend to end - tokens + 1 .. end tokens.
-    attended = np.add.reduce(tokens * (2 * ends - tokens + 1), axis=1) // 2
-    return np.add.reduce(ends, axis=1), attended, np.add.reduce(tokens, axis=1)
 
 
 @dataclass(frozen=True, slots=True, eq=False)

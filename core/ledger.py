@@ -75,12 +75,13 @@ class PageLedger:
     def from_tree(self, pages: Pages) -> Pages:
         """The cache dropped `pages`; returns those that became FREE. Users keep theirs."""
         self._require(pages, PageClass.TREE, "the cache dropped")
-        self.classes[pages] = PageClass.REQUEST
         self.num_tree -= len(pages)
-        if not np.count_nonzero(self.refs[pages]):
+        refs = self.refs[pages]
+        if not (used := int(np.add.reduce(refs))):
             return self._free(pages)
-        self.request_refs += int(self.refs[pages].sum())
-        return self._free(pages[self.refs[pages] == 0])
+        self.classes[pages] = PageClass.REQUEST
+        self.request_refs += used
+        return self._free(pages[refs == 0])
 
     def _free(self, pages: Pages) -> Pages:
         self.classes[pages] = PageClass.FREE

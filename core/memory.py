@@ -123,19 +123,17 @@ class KVMemory:
         """Pages that each row lacks to compute `num_tokens` more, int32."""
         ends = self._table.computed[slots] + num_tokens + np.int32(self.page_size - 1)
         needed: NDArray[np.int32] = ends // self.page_size - self._table.pages_held[slots]
-        return np.maximum(needed, 0)
+        return np.maximum(needed, 0, out=needed)
 
     def grow(self, slots: Slots, num_tokens: Int32, repeats: Repeats | None = None) -> list[float]:
         """Append the pages that `slots` lack for `num_tokens` more, the supply must hold them; for
         several steps they are evicted one by one. Returns pages taken after a step, and how many of
         those were free until then: means."""
         later, counts = [0.0, 0.0], self.pages_short(slots, num_tokens)
-        growing = counts.nonzero()[0]
-        if len(growing) == 0:
+        if not (total := int(np.add.reduce(counts))):
             return later
+        growing = counts.nonzero()[0]
         slots, counts = slots[growing], counts[growing]
-        last = np.add.accumulate(counts)
-        total = int(last[-1])
         if repeats is not None:
             taken = np.add.reduce(self.pages_short(slots, repeats.each[:, growing]), axis=1)
             left = np.maximum(self.ledger.num_free - taken, 0)
@@ -144,10 +142,11 @@ class KVMemory:
         pages = self._allocate(total)
         if pages is None:
             raise InvariantError(f"{total} pages not to be had from a supply of {self.supply}")
-        held = self._table.pages_held[slots]
-        whose = np.repeat(np.arange(len(counts)), counts)
-        places = (held - last + counts)[whose] + np.arange(total)
-        self.rows.pages[self._table.row[slots][whose], places] = pages
+        held, begin = self._table.pages_held[slots], 0
+        rows = self._table.row[slots].tolist()
+        for row, have, more in zip(rows, held.tolist(), counts.tolist(), strict=True):
+            self.rows.pages[row, have : have + more] = pages[begin : begin + more]
+            begin += more
         self._table.pages_held[slots] = held + counts
         return later
 
@@ -248,7 +247,7 @@ class KVMemory:
                 dropped.append(pages := self.cache.evict(num_free - free))
                 free += int(np.count_nonzero(self.ledger.refs.take(pages, mode="clip") == 0))
         if dropped:
-            pages = np.concatenate(dropped)
+            pages = np.concatenate(dropped) if len(dropped) > 1 else dropped[0]
             self.pages_evicted += len(pages)
             self.allocator.free(self.ledger.from_tree(pages))
 

@@ -5,7 +5,7 @@ import hashlib
 import numpy as np
 from numpy.typing import NDArray
 
-from core.launch import Launch, RowSetup, reads
+from core.launch import Launch, RowSetup
 from core.planner import Rows
 from core.records import StepRecord
 from core.request import Request, Sequence
@@ -22,14 +22,10 @@ class Packer:
         self._computes = computes
         self.next_id = 0
 
-    def pack(self, rows: Rows, record: StepRecord) -> tuple[Launch, Rows]:
-        """The launch of `rows`, and the rows in its order: one-token rows first."""
+    def pack(self, rows: Rows, record: StepRecord) -> Launch:
+        """The launch of `rows`, of which those of one token come first."""
         table, memory = self._state.table, self._state.memory
-        chunks = rows.num_tokens > 1
-        num_chunks = int(np.count_nonzero(chunks))
-        if num_chunks:
-            order = np.argsort(chunks, kind="stable")
-            rows, chunks = rows.keep(order), chunks[order]
+        num_chunks = int(np.count_nonzero(rows.num_tokens > 1))
         first = table.computed[rows.slots]
         ends = first + rows.total
         known, in_flight = table.known[rows.slots], table.in_flight[rows.slots]
@@ -55,33 +51,38 @@ class Packer:
         record.steps = times
         table.last_step[rows.slots] = record.step + times - 1
         memory.rows.launched(launch.launch_id, row_ids)
-        return launch, rows
+        return launch
 
     def account(self, launch: Launch, rows: Rows, record: StepRecord) -> None:
         """Count the tokens of a launch that is on its way."""
         table, first, repeats = self._state.table, launch.first_positions, launch.repeats
-        num_rows, decode_rows = len(rows.slots), launch.num_decode_rows
-        record.decode_tokens = decode_rows * record.steps
+        num_rows, decode_rows, steps = len(rows.slots), launch.num_decode_rows, record.steps
+        record.decode_tokens = decode_rows * steps
         if np.count_nonzero(computed_max := table.computed_max[rows.slots]):
             again = np.clip(computed_max - first, 0, rows.total)
             record.recomputed_tokens = int(again.sum())
             table.recomputed_total[rows.slots] += again
+        begin = int(np.add.reduce(first))
         if decode_rows == num_rows:
-            further = decode_rows * record.steps * (record.steps + 1) // 2
-            record.kv_tokens = record.attended = int(np.add.reduce(first)) * record.steps + further
+            record.kv_tokens = begin * steps + num_rows * steps * (steps + 1) // 2
+            record.attended = record.kv_tokens
         else:
-            each = rows.num_tokens[None] if repeats is None else repeats.each
-            kv_tokens, attended, tokens = reads(first, each)
-            record.kv_tokens, record.attended = int(kv_tokens.sum()), int(attended.sum())
+            num_new, turn = int(np.add.reduce(rows.num_tokens)), 1
+            done = [0, num_new]
             if repeats is not None:
-                record.slices = repeats.turn
-                record.decode_tokens += (num_rows - decode_rows) * (record.steps - repeats.turn)
-            record.prefill_tokens = int(np.add.reduce(tokens)) - record.decode_tokens
-            if record.slices in (0, record.steps):
-                record.last_prefill_tokens = int(tokens[-1]) - decode_rows
+                record.slices = turn = repeats.turn
+                done = [0, *repeats.done.tolist()]
+            after = steps - turn
+            record.kv_tokens = begin * steps + num_new * turn * (turn - 1) // 2
+            record.kv_tokens += done[turn] * (1 + after) + num_rows * after * (after + 1) // 2
+            before = first.astype(np.int64)
+            ends = before + rows.total  # a token attends to as many as its place
+            record.attended = int(ends @ ends - before @ before + done[-1]) // 2
+            record.decode_tokens += (num_rows - decode_rows) * after
+            record.prefill_tokens = done[-1] - record.decode_tokens
+            record.last_prefill_tokens = 0 if after else done[-1] - done[-2] - decode_rows
         if repeats is not None:
-            done = np.add.reduce(repeats.each, axis=1)
-            record.later_tokens = int(done[-1]) - repeats.mean(done)
+            record.later_tokens = int(repeats.done[-1]) - repeats.mean(repeats.done)
         table.computed_total[rows.slots] += rows.total
 
     def _token_ids(

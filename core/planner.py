@@ -1,6 +1,6 @@
 """The plan of a step: who runs and how many tokens, with pages reserved for every row."""
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -15,7 +15,7 @@ from core.queries import BatchDecision, BatchQuery, Cause
 from core.records import StepRecord
 from core.request import SLOT_MASK, FinishReason
 from core.state import CORE, EngineState
-from core.table import EndTokens, State, some
+from core.table import State, some
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -33,9 +33,8 @@ class Rows:
         return self.num_tokens if self.repeats is None else self.repeats.each[-1]
 
     def keep(self, which: NDArray[Any]) -> "Rows":
-        """The rows of a mask, or in the order of indices."""
-        repeats = self.repeats and replace(self.repeats, each=self.repeats.each[:, which])
-        return Rows(self.slots[which], self.num_tokens[which], repeats, self.num_new)
+        """The rows of a mask, or in the order of indices; not of rows that repeat."""
+        return Rows(self.slots[which], self.num_tokens[which])
 
 
 class Planner:
@@ -48,15 +47,18 @@ class Planner:
         self._holds = False  # of the last decision
 
     def plan(self, record: StepRecord, until_s: float) -> Rows | None:
-        """Admit, choose rows, reserve their pages. None: nothing can run in this step. until_s:
-        steps that start earlier may be joined to this one."""
+        """Admit, choose rows, reserve their pages; one-token rows first. None: nothing can run in
+        this step. until_s: steps that start earlier may be joined to this one."""
         admitted = self._admission.run(record)
         rows = self._fit(admitted, record)
         self._admission.confirm(admitted, record)
         if rows is not None:
-            rows = self._repeated(replace(rows, num_new=len(admitted)), until_s)
-            grow = self._state.memory.grow
-            record.later_pages, record.later_free = grow(rows.slots, rows.total, rows.repeats)
+            if some(slices := rows.num_tokens > 1):
+                rows = rows.keep(np.argsort(slices, kind="stable"))
+            repeats = self._repeats(rows, len(admitted), until_s)
+            rows = Rows(rows.slots, rows.num_tokens, repeats, len(admitted))
+            later = self._state.memory.grow(rows.slots, rows.total, repeats)
+            record.later_pages, record.later_free = later
         return rows
 
     def _fit(self, admitted: list[Admitted], record: StepRecord) -> Rows | None:
@@ -96,8 +98,7 @@ class Planner:
             slots = self._distinct(ids, where)
             running = self._state.table.view(slots)
         left = running.remaining
-        wrong = (num_tokens < 1) | (num_tokens > left)
-        if some(wrong):
+        if num_tokens is not left and some(wrong := (num_tokens < 1) | (num_tokens > left)):
             index = int(wrong.argmax())
             raise PolicyError(
                 f"{where}: num_tokens must be in [1, remaining = {left[index]}],"
@@ -121,32 +122,33 @@ class Planner:
             raise PolicyError(f"{where}: ids must be distinct, got {ids.tolist()[:8]}")
         return slots
 
-    def _repeated(self, rows: Rows, until_s: float) -> Rows:
-        """The rows as often as they would be chosen anew before `until_s`, with nothing else to
-        decide: these are all who run, each decodes or has slices alike until its prompt ends,
-        nobody ends earlier or by a token, none who waits could start, and there are pages."""
+    def _repeats(self, rows: Rows, num_new: int, until_s: float) -> Repeats | None:
+        """How often the rows would be chosen anew before `until_s`, with nothing else to decide:
+        these are all who run, each decodes or has slices alike until its prompt ends, nobody ends
+        earlier or by a token, none who waits could start, and there are pages. None: once."""
         state, table, slots = self._state, self._state.table, rows.slots
         if self._forecast is None or until_s <= state.now_s or len(slots) < len(state.running):
-            return rows
+            return None
         full = len(state.running) >= state.config.max_num_seqs and not state.hooks.displaces
         nobody_starts = not len(state.waiting) or (full and state.waiting.holds)
-        if not nobody_starts or some(table.end_tokens[slots] > EndTokens.NONE):
-            return rows
+        if not nobody_starts or any(table.end_tokens[slots].tolist()):
+            return None
         known, first = table.known[slots] + table.in_flight[slots], table.computed[slots]
         left, room = known - first, table.length_limit[slots] - known
-        slices = left > 1
-        if some(~slices & (known <= table.prompt[slots])):
-            return rows  # a prompt ends with one token
-        apart = state.memory.publishes_apart(slots[slices])
-        if not apart or (some(slices) and not self._holds):
-            return rows
+        slices, prompts = left > 1, known <= table.prompt[slots]
+        if some(slices):
+            if not self._holds or not state.memory.publishes_apart(slots[slices]):
+                return None
+            prompts &= ~slices
+        if some(prompts):
+            return None  # one ends with one token
         facts = table.row[slots], first, rows.num_tokens, left, room
-        repeats: Repeats = self._forecast(*facts, until_s, rows.num_new)
-        forks = some(table.forks[slots] > 0)  # choices start when their prompt ends
+        repeats: Repeats = self._forecast(*facts, until_s, num_new)
+        forks = any(table.forks[slots].tolist())  # choices start when their prompt ends
         times = repeats.turn if forks else len(repeats.each)
         while times > 1 and self._short(rows, repeats.each[times - 1]) > 0:
             times //= 2
-        return replace(rows, repeats=repeats.until(times)) if times > 1 else rows
+        return repeats.until(times) if times > 1 else None
 
     def _short(self, rows: Rows, total: NDArray[np.int32] | None = None) -> int:
         """Pages that `rows` lack beyond the supply, for so many tokens; 0 or less: none."""

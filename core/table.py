@@ -3,7 +3,7 @@
 An id is `serial << SLOT_BITS | slot`: unique for the whole run; `id & SLOT_MASK` is the index."""
 
 from array import array
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -107,10 +107,6 @@ class SequenceTable:
     def __len__(self) -> int:
         """Live sequences."""
         return len(self.sequences) - len(self._free)
-
-    def live(self) -> Iterator[Sequence]:
-        """All live sequences, in slot order. Linear: for checks and shutdown."""
-        return (sequence for sequence in self.sequences if sequence is not None)
 
     def add(
         self, request: Request, choice: int, record: "ChoiceRecord", predicted_output: float

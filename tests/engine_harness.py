@@ -198,7 +198,7 @@ def advance(engine: Engine) -> tuple[bool, StepEvent | None]:
 
 def progress_marks(engine: Engine) -> tuple[object, ...]:
     state = engine.state
-    computed = sum(int(state.table.computed[s.slot]) for s in state.table.live())
+    computed = sum(int(state.table.computed[s.slot]) for s in filter(None, state.table.sequences))
     return computed, state.admissions, sum(state.finish_counts.values()), len(engine._in_flight)
 
 

@@ -8,6 +8,7 @@ from numpy.typing import NDArray
 from core.config import require
 from core.errors import InvariantError
 from core.protocols import Pages
+from core.table import some
 
 
 def require_page_size(page_size: int) -> None:
@@ -41,12 +42,12 @@ class PageFlags:
         given = np.array(pages, dtype=np.int32)
         last = len(self.is_free) - 1
         outside = given.view(np.uint32) - np.uint32(1) >= last  # no wrong id wraps to a right one
-        if np.count_nonzero(outside):
+        if some(outside):
             raise InvariantError(
                 f"page ids to free must be in 1 .. {last}, got {given[outside].tolist()}"
             )
         already = self.is_free[given]
-        if np.count_nonzero(already):
+        if some(already):
             raise InvariantError(f"pages to free must be taken, got free {given[already].tolist()}")
         pages_given = given.tolist()
         if len(set(pages_given)) < len(given):

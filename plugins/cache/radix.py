@@ -155,7 +155,7 @@ class RadixTree:
         """Drop `num_pages` unlocked pages, or all there are: leaves in the evictor's order, each
         from its tail. Returns exactly the pages dropped, int32."""
         wanted = min(int(num_pages), self.num_evictable)
-        dropped = [np.empty(0, np.int32)]
+        dropped = []
         if wanted > 0:
             self._version += 1
         while wanted > 0:
@@ -170,7 +170,9 @@ class RadixTree:
             self.num_pages -= count
             self.num_evictable -= count
             wanted -= count
-        return np.concatenate(dropped)
+        if len(dropped) == 1:
+            return dropped[0]
+        return np.concatenate((np.empty(0, np.int32), *dropped))
 
     def drop(self, match: PrefixMatch) -> Pages:
         """Drop nodes from the end of a match upwards while they are unlocked leaves; returns their

@@ -8,7 +8,6 @@ from core.recent import MOST
 from plugins.executor.script import POSITION, Script, mix, stream_start
 
 Int32 = NDArray[np.int32]
-_NONE = np.empty(0, np.int32)
 _FURTHER = np.arange(MOST).astype(np.uint64) * POSITION
 
 
@@ -33,23 +32,17 @@ class ScriptedRows:
     def both(self, launch: Launch, repeats: Repeats) -> tuple[Int32, Int32]:
         """What a launch that repeats yields before the last time, and then."""
         num, times, turn = launch.num_decode_rows, len(repeats.each), repeats.turn
-        rows, ends = launch.row_ids, launch.first_positions + repeats.each[-1]
-        streams = self._scripted(rows[:num], ends[:num] - np.int32(times - 1), times)
-        if turn == times:
-            return streams[:, :-1].ravel(), np.concatenate(
-                (streams[:, -1], self.tokens(launch, num))
-            )
-        late = self._scripted(rows[num:], ends[num:] - np.int32(times - turn), times - turn + 1)
-        first = np.concatenate((streams[:, :-1].ravel(), late[:, :-1].ravel()))
-        return first, np.concatenate((streams[:, -1], late[:, -1]))
+        ends = launch.first_positions + repeats.each[-1] - np.int32(times - 1)
+        streams = self._scripted(launch.row_ids, ends, times)
+        if num == len(ends):
+            return streams[:, :-1].ravel(), streams[:, -1]
+        first = np.concatenate((streams[:num, :-1].ravel(), streams[num:, turn - 1 : -1].ravel()))
+        return first, streams[launch.samples, -1]
 
-    def tokens(self, launch: Launch, start: int) -> Int32:
-        """What rows from `start` on yield, the last time."""
-        samples = launch.samples[start:].nonzero()[0] + start
-        if not len(samples):
-            return _NONE
-        last = launch.num_tokens if launch.repeats is None else launch.repeats.each[-1]
-        ends = launch.first_positions + last
+    def tokens(self, launch: Launch) -> Int32:
+        """What a launch of one step yields."""
+        samples = launch.samples.nonzero()[0]
+        ends = launch.first_positions + launch.num_tokens
         return self._scripted(launch.row_ids[samples], ends[samples], 1).ravel()
 
     def _scripted(self, rows: Int32, ends: Int32, num: int) -> Int32:

@@ -18,6 +18,7 @@ from core.errors import ConfigError, InvariantError
 from core.hookspecs import hookimpl
 from core.launch import Int32, Launch, LaunchResult, PoolLayout, Repeats, RowSetup
 from core.queries import ExecutorQuery, StepTimeQuery
+from core.recent import MOST
 from core.table import some
 from plugins.executor.joined_steps import of_slices, steps_alike
 from plugins.executor.scripted_rows import ScriptedRows
@@ -29,6 +30,7 @@ from plugins.shared.step_time import StepTimeModel
 from plugins.shared.tokenizer_file import read_tokenizer
 
 MAX_IN_FLIGHT = 2
+_TIMES = np.arange(MOST + 1, dtype=np.int32)
 
 
 class DeviceModel(StepTimeModel, Protocol):
@@ -158,7 +160,7 @@ class SimulatedExecutor:
         graph_tokens, repeats = self._graph_tokens(launch), launch.repeats
         if repeats is None:
             self._busy.start(launch)
-            tokens = self._rows.tokens(launch, 0)
+            tokens = self._rows.tokens(launch)
         else:
             self._busy.join(launch, repeats.ends_s)
             first, tokens = self._rows.both(launch, repeats)
@@ -192,24 +194,26 @@ class SimulatedExecutor:
         if (shared := self._busy.shared) is not None:
             num = shared.foreseen(rows, first, num_tokens, num, turn)
             repeated = (shared.repeated(rows[num_tokens == 1]),)
-        times = np.arange(1, num + 1, dtype=np.int32)
-        each = num_tokens * times[:, None]
+        each = num_tokens * _TIMES[: num + 1, None]
         if some(num_tokens > 1):
-            further = np.maximum(times - np.int32(turn), 0)[:, None]
+            further = np.maximum(_TIMES[: num + 1, None] - np.int32(turn), 0)
             each = np.where(num_tokens == 1, each, np.minimum(each, left) + further)
             figures, kinds = of_slices(sizes, num_tokens, first, each, turn)
+            begin, kv_tokens = int(np.add.reduce(first)), figures[2]
         else:
             padded, _, kind = sizes.padded(num_rows, num_rows, num_rows)
-            kv_tokens = int(np.add.reduce(first)) + num_rows * times.astype(np.int64)
+            begin = int(np.add.reduce(first))
+            kv_tokens = begin + num_rows * _TIMES[1 : num + 1].astype(np.int64)
             figures, kinds = (padded, padded, kv_tokens, kv_tokens), {0: kind}
-        seconds = self._plugin.times.line(kinds, figures, len(times), repeated)
+        seconds = self._plugin.times.line(kinds, figures, num, repeated)
         facts = num_rows, num_new, kinds, seconds, bool(self._pending)
-        planned_s, ends_s = self._busy.line(*facts)
+        ends_s = self._busy.line(*facts, until_s)
+        num, begun_s = len(ends_s), max(self._busy.device_free_s, self._clock.now())
         lasts_s = ends_s.copy()
         lasts_s[1:] -= ends_s[:-1]
-        lasts_s[0] -= max(self._busy.device_free_s, self._clock.now())
-        num = int(np.count_nonzero(planned_s < until_s))
-        return Repeats(each, ends_s, lasts_s, turn).until(num)
+        lasts_s[0] -= begun_s
+        done = kv_tokens[:num] - begin
+        return Repeats(each[1 : num + 1], done, ends_s, lasts_s, min(turn, num))
 
     def collect(self) -> LaunchResult:
         """The oldest launch, at the simulated time it ends, or at which the host has started the
@@ -217,10 +221,7 @@ class SimulatedExecutor:
         if not self._pending:
             raise InvariantError("collect needs a launch in flight, got none")
         result = self._pending.popleft()
-        seen_s = self._busy.host_free_s
-        if seen_s > result.finished_s:
-            result = replace(result, finished_s=seen_s)
-        self._clock.wait_until(result.finished_s)
+        self._clock.wait_until(max(result.finished_s, self._busy.host_free_s))
         return result
 
     def describe(self) -> dict[str, Any]:

@@ -8,10 +8,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from core.clock import Clock
-from core.launch import Launch, reads
+from core.launch import Launch
+from plugins.executor.joined_steps import reads
 from plugins.executor.shared_context import SharedContext
 from plugins.shared.launch_sizes import LaunchSizes
 from plugins.shared.step_time import StepTimeModel
+
+_SAFE = 2.0  # a host that many times faster than the device is never late by rounding
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,9 +50,8 @@ class Times:
         repeated: that context, of each step the same; none if the model does not count it."""
         starts = [at for at in sorted(kinds) if at < num]
         if len(starts) == 1:
-            facts = *figures, *repeated
-            found: NDArray[np.float64] = self.seconds(kinds[0], *facts) + np.zeros(num)
-            return found
+            found: NDArray[np.float64] = self.seconds(kinds[0], *figures, *repeated)
+            return found if np.ndim(found) else np.full(num, found)
         parts = [
             self.seconds(kinds[at], *(figure[at:end] for figure in figures), *repeated)
             for at, end in zip(starts, [*starts[1:], num], strict=True)
@@ -73,7 +75,8 @@ class BusyTimes:
     def start(self, launch: Launch) -> None:
         """Take in a launch of one step."""
         times = self.times
-        kv, attended, _ = reads(launch.first_positions, launch.num_tokens[None])
+        each = np.stack((np.zeros_like(launch.num_tokens), launch.num_tokens))
+        kv, attended, _ = reads(launch.first_positions, each)
         computed, tokens, kind = self.padded(launch)
         facts = computed, tokens, int(kv[0]), int(attended[0])
         more: tuple[int, ...] = ()
@@ -114,35 +117,40 @@ class BusyTimes:
         kinds: Mapping[int, str],
         seconds: NDArray[np.float64],
         pending: bool,
-    ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-        """When steps that take so long on the device are planned, and when they end. num_new: that
-        the plan of the first admits. kinds: how they are started, from which step on. pending: some
-        are in flight. One step alone if the host takes longer than the device, or not always as
-        long."""
+        until_s: float,
+    ) -> NDArray[np.float64]:
+        """When steps that take so long on the device end, of those planned before until_s, the
+        first of which is planned now. num_new: that its plan admits. kinds: how they are started,
+        from which step on. pending: some are in flight. One step alone if the host takes longer
+        than the device, or not always as long."""
         times, now_s = self.times, self.clock.now()
         first_s, host_s = times.planned_s(num_rows, num_new), times.planned_s(num_rows, 0)
         starts_s = {at: times.launch_s[kind] for at, kind in kinds.items() if at < len(seconds)}
-        varied = min((at for at, several in starts_s.items() if len(several) > 1), default=None)
-        if varied is not None:
-            seconds = seconds[: max(varied, 1)]
-        start_s, longest_s = starts_s[0][0], max(several[0] for several in starts_s.values())
-        if not self.overlap and longest_s > float(np.minimum.reduce(seconds)):
-            seconds = seconds[:1]
+        varied = [at for at, several in starts_s.items() if len(several) > 1]
+        if varied:
+            seconds = seconds[: max(min(varied), 1)]
+        start_s, longest_s = starts_s[0][0], max([several[0] for several in starts_s.values()])
+        least_s = float(np.minimum.reduce(seconds))
         # One addition after another, as single launches do it: the same bits.
         if not self.overlap:
+            if longest_s > least_s:
+                seconds = seconds[:1]
             parts = np.full(2 * len(seconds) + 1, host_s)
             parts[0], parts[1], parts[2::2] = now_s, first_s, seconds
-            ends_s = np.add.accumulate(parts)[2::2]
-            return np.concatenate(([now_s], ends_s[:-1])), ends_s
+            ends_s: NDArray[np.float64] = np.add.accumulate(parts)[2::2]
+            return ends_s[: 1 + int(ends_s[:-1].searchsorted(until_s))]
         # A step is planned while the one before runs, when that before it ended.
         ready_s, done_s = self._host_ends_s(num_rows, num_new, start_s)
-        line = np.add.accumulate(np.concatenate(([max(ready_s, self.device_free_s)], seconds)))
+        line = np.empty(len(seconds) + 1)
+        line[0], line[1:] = max(ready_s, self.device_free_s), seconds
+        line = np.add.accumulate(line)
         line[0] = max(done_s, self.device_free_s) if pending else now_s
-        free_s = line[:-1].copy()  # when the host turns to the next step
-        free_s[0] = max(line[0], done_s)
-        late = (free_s + host_s + longest_s > line[1:]).nonzero()[0]
-        num = max(int(late[0]), 1) if len(late) else len(seconds)
-        return np.concatenate(([now_s], line[:-1]))[:num], line[1 : num + 1]
+        late = max(line[0], done_s) + host_s + longest_s > line[1]  # for the second step
+        num = 1 if late else len(seconds)
+        if not late and (host_s + longest_s) * _SAFE >= least_s:
+            later = (line[1:-1] + host_s + longest_s > line[2:]).nonzero()[0]
+            num = int(later[0]) + 1 if len(later) else num
+        return line[1 : num + 1][: 1 + int(line[: num - 1].searchsorted(until_s))]
 
     def _host_ends_s(self, num_rows: int, num_new: int, start_s: float) -> tuple[float, float]:
         """When the host has planned the next launch, and when it has started it."""
