@@ -33,7 +33,8 @@ Policies = dict[str, list[Run]]
 
 
 def main(folders: Sequence[Path]) -> str:
-    """For each workload a table a rate, least normalised latency first, and one of goodput."""
+    """For each workload a table a rate, least normalised latency first, and one of goodput, which
+    takes more than one rate to tell."""
     found, _ = find_runs(folders)
     loads: dict[str, dict[float, Policies]] = defaultdict(
         lambda: defaultdict(lambda: defaultdict(list))
@@ -44,7 +45,8 @@ def main(folders: Sequence[Path]) -> str:
     for load, rates in loads.items():
         for rate, policies in sorted(rates.items()):
             parts.append(f"{load} at rate {rate:g}\n\n{table(policies)}")
-        parts.append(f"{load}, goodput\n\n{goodputs(rates)}")
+        if len(rates) > 1:
+            parts.append(f"{load}, goodput\n\n{goodputs(rates)}")
     return "\n\n".join(parts)
 
 

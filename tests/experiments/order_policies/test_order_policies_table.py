@@ -47,6 +47,11 @@ def test_goodput_is_where_the_curve_of_a_seed_crosses_the_target(tmp_path):
     assert rows[2] == "| mine | 2.67 ± 4.24 |"
 
 
+def test_one_rate_tells_no_goodput(tmp_path):
+    run(tmp_path, "mine", 2.0, 0.1, 0.5)
+    assert "goodput" not in main([tmp_path])
+
+
 def test_runs_without_a_rate_are_refused(tmp_path):
     write_run(tmp_path, "mine", summary=summary(0.1, 1.0), config={"workload": {"rate": None}})
     with pytest.raises(ConfigError, match="runs with a rate"):
