@@ -110,12 +110,15 @@ def ready(server: ServerProcess, count: int) -> list[Line]:
 
 
 def killed(server: ServerProcess, clients: Clients) -> Line:
-    """SIGKILL one replica, and wait until it is back and has requests again."""
+    """SIGKILL one replica, and wait until it is back and has requests again. Raises TimeoutError
+    if it does not come."""
     line = workers(server)[0]
     death: Line = {"killed": line["id"], "had": line["requests"], "killed_at_s": clients.now_s()}
     os.kill(line["process_id"], signal.SIGKILL)
     until_s = time.monotonic() + PATIENCE_S
-    while not is_back(server, line) and time.monotonic() < until_s:
+    while not is_back(server, line):
+        if time.monotonic() > until_s:
+            raise TimeoutError(f"replica {line['id']} is not back; {server.messages[-2000:]}")
         time.sleep(POLL_S)
     death["back_at_s"] = clients.now_s()
     time.sleep(SETTLE_S)
