@@ -22,6 +22,7 @@ from typing import Any
 
 import numpy as np
 
+from core.config import require
 from experiments.replicas.streams import NAME, Clients, Seen, Shape
 from experiments.serving.chaos import is_back, workers
 from experiments.serving.router_cost import cpu_s
@@ -36,6 +37,7 @@ Line = dict[str, Any]
 def main() -> int:
     """Measure what the arguments ask for; a JSON line each, then a table."""
     given, overrides = _parser().parse_known_args()
+    check(given)
     lines = []
     for count in given.replicas:
         kills = given.kill and count == given.replicas[-1] and count > 1
@@ -48,6 +50,16 @@ def main() -> int:
             log.writelines(json.dumps(line) + "\n" for line in lines)
     print(report(lines))
     return int(any(line["faults"] for line in lines))
+
+
+def check(given: argparse.Namespace) -> None:
+    """Raises ConfigError for numbers that no client could serve, before a server starts."""
+    least, most = given.output
+    for name in ("streams", "clients", "prompt"):
+        require(getattr(given, name) >= 1, f"--{name}", ">= 1", getattr(given, name))
+    require(min(given.replicas) >= 1, "--replicas", ">= 1", given.replicas)
+    require(1 <= least <= most, "--output", "two numbers >= 1, ascending", given.output)
+    require(given.seconds > 0, "--seconds", "> 0", given.seconds)
 
 
 def measured(

@@ -1,10 +1,12 @@
 """What clients count in the bytes that they read, and the tables made of it."""
 
 import json
+import re
 from types import SimpleNamespace
 
 import pytest
 
+from core.errors import ConfigError
 from experiments.replicas import run
 from experiments.replicas.streams import BIN_S, Seen, Shape, take, token_times
 
@@ -91,3 +93,19 @@ def test_a_replica_that_does_not_come_back_is_no_result(monkeypatch):
     with pytest.raises(TimeoutError, match="replica 0 is not back; what it wrote"):
         run.killed(server, SimpleNamespace(now_s=lambda: 1.0))
     assert killed == [(77, run.signal.SIGKILL)]
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["--streams", "0"], "--streams must be >= 1, got 0"),
+        (["--replicas", "1", "0"], "--replicas must be >= 1, got [1, 0]"),
+        (["--output", "9", "3"], "--output must be two numbers >= 1, ascending, got [9, 3]"),
+        (["--seconds", "0"], "--seconds must be > 0, got 0.0"),
+    ],
+)
+def test_numbers_that_nobody_can_serve_are_refused_before_a_server_starts(words, said, monkeypatch):
+    monkeypatch.setattr(run, "serving", None)
+    monkeypatch.setattr(run.sys, "argv", ["run", *words])
+    with pytest.raises(ConfigError, match=re.escape(said)):
+        run.main()
