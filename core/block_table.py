@@ -36,7 +36,7 @@ class BlockTable:
 
     def launched(self, launch_id: int, rows: Int32) -> None:
         """`rows` are in use until `launch_id` is collected."""
-        self._last_launch[rows] = launch_id
+        self._last_launch.put(rows, launch_id)
 
     def collected(self, launch_id: int) -> None:
         """Rows whose last launch is done may be reused."""

@@ -98,7 +98,7 @@ class Committer:
         which of them still live, and these. Late tokens of an ended one are dropped."""
         table, num, slots = self._state.table, len(ends_s), sampled & SLOT_MASK
         alive = table.id[slots] == sampled
-        if some(~alive):
+        if b"\0" in alive.tobytes():
             slots, streams = slots[alive], streams[alive]
         sequences: list[Any] = list(map(table.sequences.__getitem__, slots.tolist()))
         table.known[slots] += num

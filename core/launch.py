@@ -67,7 +67,7 @@ class Repeats:
 
     def mean(self, levels: NDArray[Any]) -> float:
         """Of a level at each time, over their time."""
-        return float(np.add.reduce(levels * self.lasts_s) / np.add.reduce(self.lasts_s))
+        return float(np.dot(levels, self.lasts_s) / sum(self.lasts_s.tolist()))
 
 
 @dataclass(frozen=True, slots=True, eq=False)

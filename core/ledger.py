@@ -41,8 +41,8 @@ class PageLedger:
     def take(self, pages: Pages, by: str) -> None:
         """FREE -> REQUEST with one reference. Raises InvariantError naming `by`, the allocator."""
         self._require(pages, PageClass.FREE, f"{by} handed out")
-        self.classes[pages] = PageClass.REQUEST
-        self.refs[pages] = 1
+        self.classes.put(pages, PageClass.REQUEST)
+        self.refs.put(pages, 1)
         self.num_free -= len(pages)
         self.request_refs += len(pages)
 
@@ -56,35 +56,35 @@ class PageLedger:
 
     def drop(self, pages: Pages) -> Pages:
         """A sequence lets go of `pages`; returns those that became FREE."""
-        left = self.refs[pages] - 1
+        left = self.refs.take(pages) - np.int32(1)
         if some(left < 0):
             named = self._named(pages[left < 0])
             raise InvariantError(f"pages dropped more often than used: {named}")
-        self.refs[pages] = left
-        owned = self.classes[pages] == PageClass.REQUEST
+        self.refs.put(pages, left)
+        owned = self.classes.take(pages) == PageClass.REQUEST
         self.request_refs -= int(np.count_nonzero(owned))
         return self._free(pages[owned & (left == 0)])
 
     def to_tree(self, pages: Pages) -> None:
         """REQUEST -> TREE: the prefix cache took them over; users stay users."""
         self._require(pages, PageClass.REQUEST, "the cache took")
-        self.classes[pages] = PageClass.TREE
+        self.classes.put(pages, PageClass.TREE)
         self.num_tree += len(pages)
-        self.request_refs -= int(np.add.reduce(self.refs[pages]))
+        self.request_refs -= sum(self.refs.take(pages).tolist())
 
     def from_tree(self, pages: Pages) -> Pages:
         """The cache dropped `pages`; returns those that became FREE. Users keep theirs."""
         self._require(pages, PageClass.TREE, "the cache dropped")
         self.num_tree -= len(pages)
-        refs = self.refs[pages]
-        if not (used := int(np.add.reduce(refs))):
+        refs = self.refs.take(pages)
+        if not (used := sum(refs.tolist())):
             return self._free(pages)
-        self.classes[pages] = PageClass.REQUEST
+        self.classes.put(pages, PageClass.REQUEST)
         self.request_refs += used
         return self._free(pages[refs == 0])
 
     def _free(self, pages: Pages) -> Pages:
-        self.classes[pages] = PageClass.FREE
+        self.classes.put(pages, PageClass.FREE)
         self.num_free += len(pages)
         return pages
 

@@ -130,10 +130,10 @@ class KVMemory:
         several steps they are evicted one by one. Returns pages taken after a step, and how many of
         those were free until then: means."""
         later, counts = [0.0, 0.0], self.pages_short(slots, num_tokens)
-        if not (total := int(np.add.reduce(counts))):
-            return later
         growing = counts.nonzero()[0]
         slots, counts = slots[growing], counts[growing]
+        if not (total := sum(counts.tolist())):
+            return later
         if repeats is not None:
             taken = np.add.reduce(self.pages_short(slots, repeats.each[:, growing]), axis=1)
             left = np.maximum(self.ledger.num_free - taken, 0)
@@ -228,7 +228,7 @@ class KVMemory:
         self.opened.add(slot)
         table.row[slot] = sequence.row
         table.pages_held[slot] = len(pages)
-        table.pages_shared[slot] = np.count_nonzero(self.ledger.classes[pages] == PageClass.TREE)
+        table.pages_shared[slot] = self.ledger.classes.take(pages).tolist().count(PageClass.TREE)
         table.pages_published[slot] = len(pages) if handle is not None else 0
 
     def _allocate(self, num_pages: int) -> NDArray[np.int32] | None:

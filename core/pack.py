@@ -62,12 +62,12 @@ class Packer:
             again = np.clip(computed_max - first, 0, rows.total)
             record.recomputed_tokens = int(again.sum())
             table.recomputed_total[rows.slots] += again
-        begin = int(np.add.reduce(first))
+        begin = int(np.add.reduce(first)) if repeats is None else sum(first.tolist())
         if decode_rows == num_rows:
             record.kv_tokens = begin * steps + num_rows * steps * (steps + 1) // 2
             record.attended = record.kv_tokens
         else:
-            num_new, turn = int(np.add.reduce(rows.num_tokens)), 1
+            num_new, turn = sum(rows.num_tokens.tolist()), 1
             done = [0, num_new]
             if repeats is not None:
                 record.slices = turn = repeats.turn

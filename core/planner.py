@@ -153,7 +153,7 @@ class Planner:
     def _short(self, rows: Rows, total: NDArray[np.int32] | None = None) -> int:
         """Pages that `rows` lack beyond the supply, for so many tokens; 0 or less: none."""
         memory, most = self._state.memory, self._state.config.max_num_batched_tokens
-        most = most if total is None else int(np.add.reduce(total))
+        most = most if total is None else sum(total.tolist())
         if len(rows.slots) + most // memory.page_size <= memory.supply:
             return 0  # no need to count
         num_tokens = rows.num_tokens if total is None else total

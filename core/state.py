@@ -162,7 +162,7 @@ class EngineState:
         self.admissions += 1
         self.table.state[slot] = State.RUNNING
         self.table.admitted_order[slot] = self.admissions
-        self.running = np.append(self.running, slot)
+        self.running = np.concatenate((self.running, [slot]))
 
     def wait(self, sequence: Sequence) -> int:
         """running -> waiting with nothing held; returns pages that came free at once."""

@@ -34,7 +34,7 @@ class PageFlags:
 
     def take(self, pages: Pages) -> None:
         """Mark pages as taken; the caller knows that they are free."""
-        self.is_free[pages] = False
+        self.is_free.put(pages, False)
 
     def give_back(self, pages: Pages) -> Pages:
         """Mark pages as free and return them as a fresh int32 array; linear in their number.
@@ -46,12 +46,12 @@ class PageFlags:
             raise InvariantError(
                 f"page ids to free must be in 1 .. {last}, got {given[outside].tolist()}"
             )
-        already = self.is_free[given]
+        already = self.is_free.take(given)
         if some(already):
             raise InvariantError(f"pages to free must be taken, got free {given[already].tolist()}")
         pages_given = given.tolist()
         if len(set(pages_given)) < len(given):
             repeated = [page for page, times in Counter(pages_given).items() if times > 1]
             raise InvariantError(f"pages to free must be distinct, got {repeated} twice")
-        self.is_free[given] = True
+        self.is_free.put(given, True)
         return given

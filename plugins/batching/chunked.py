@@ -59,7 +59,7 @@ class Chunked:
         """Tokens for each prompt, given in order of admission, and whether none wants more: then
         none will in the next steps, which have as many rows."""
         wanted = np.minimum(remaining, self.slice_tokens)
-        if int(np.add.reduce(wanted)) <= budget:
+        if sum(wanted.tolist()) <= budget:
             return wanted, True
         given = np.zeros_like(wanted)
         shorter = np.flatnonzero(remaining < remaining[0])

@@ -47,7 +47,7 @@ class ScriptedRows:
 
     def _scripted(self, rows: Int32, ends: Int32, num: int) -> Int32:
         """The tokens of rows that follow so many known ones, int32 [rows, num]."""
-        mixed = self._starts[rows] + ends.astype(np.uint64) * POSITION
+        mixed = self._starts.take(rows) + ends.astype(np.uint64) * POSITION
         mixed = mixed[:, None] + _FURTHER[:num]
         tokens = (mix(mixed) % np.uint64(self._vocab_size)).astype(np.int32)
         if self._masked:

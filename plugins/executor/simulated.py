@@ -199,10 +199,10 @@ class SimulatedExecutor:
             further = np.maximum(_TIMES[: num + 1, None] - np.int32(turn), 0)
             each = np.where(num_tokens == 1, each, np.minimum(each, left) + further)
             figures, kinds = of_slices(sizes, num_tokens, first, each, turn)
-            begin, kv_tokens = int(np.add.reduce(first)), figures[2]
+            begin, kv_tokens = sum(first.tolist()), figures[2]
         else:
             padded, _, kind = sizes.padded(num_rows, num_rows, num_rows)
-            begin = int(np.add.reduce(first))
+            begin = sum(first.tolist())
             kv_tokens = begin + num_rows * _TIMES[1 : num + 1].astype(np.int64)
             figures, kinds = (padded, padded, kv_tokens, kv_tokens), {0: kind}
         seconds = self._plugin.times.line(kinds, figures, num, repeated)

@@ -102,7 +102,7 @@ class BusyTimes:
 
     def padded(self, launch: Launch) -> tuple[int, int, str]:
         """Rows and tokens that are computed, and how the launch is started."""
-        num_tokens, ones = int(np.add.reduce(launch.num_tokens)), launch.num_decode_rows
+        num_tokens, ones = sum(launch.num_tokens.tolist()), launch.num_decode_rows
         num_rows, sizes = len(launch.row_ids), self.times.sizes
         if ones == num_rows or not sizes.mixed:
             return sizes.padded(ones, num_rows, num_tokens)
@@ -130,7 +130,7 @@ class BusyTimes:
         if varied:
             seconds = seconds[: max(min(varied), 1)]
         start_s, longest_s = starts_s[0][0], max([several[0] for several in starts_s.values()])
-        least_s = float(np.minimum.reduce(seconds))
+        least_s = min(seconds.tolist())
         # One addition after another, as single launches do it: the same bits.
         if not self.overlap:
             if longest_s > least_s:
