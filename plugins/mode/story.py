@@ -58,7 +58,8 @@ def tell(request: str, row: dict[str, str] | None, steps: Iterable[dict[str, Any
     row: its line of requests.csv, None if it never ended. steps: the objects of steps.jsonl, in
     order.
     """
-    teller = _Teller(request, float(row["arrival_s"]) if row else None)
+    first_token_s = float(row["first_token_s"]) if row and row["first_token_s"] else None
+    teller = _Teller(request, float(row["arrival_s"]) if row else None, first_token_s)
     for step in steps:
         teller.step(step)
     events = teller.events
@@ -96,10 +97,11 @@ def counted(number: int | str, noun: str) -> str:
 class _Teller:
     """Follows choice 0 and its waiting, and the preemptions of every choice."""
 
-    def __init__(self, request: str, arrival_s: float | None) -> None:
+    def __init__(self, request: str, arrival_s: float | None, first_token_s: float | None) -> None:
         self.events: list[Event] = []
         self._request = request
         self._arrival_s = arrival_s
+        self._first_token_s = first_token_s
         self._waiting = arrival_s is not None
         self._ended = False
 
@@ -162,10 +164,22 @@ class _Teller:
 
     def _ran(self, step: dict[str, Any]) -> None:
         tokens = [num for name, _, num in step["rows"] if name == self._request]
-        if tokens:
-            what = "decode" if max(tokens) <= step.get("steps", 1) else "prefill"
-            event = self._add(step, what, "", what)
-            event.tokens += sum(tokens)
+        if not tokens:
+            return
+        num, slices = step.get("steps", 1), step.get("slices", 0)
+        if max(tokens) <= num:
+            self._add(step, "decode", "", "decode").tokens += sum(tokens)
+            return
+        decodes = num - slices if slices else 0  # of steps that went in one, after the prompt
+        turn_s = self._first_token_s
+        known = turn_s is not None and step["start_s"] < turn_s < step["end_s"]
+        ends = {"end_s": turn_s} if decodes and known else {}
+        event = self._add(step | {"steps": num - decodes} | ends, "prefill", "", "prefill")
+        event.tokens += sum(tokens) - decodes * len(tokens)
+        if decodes:
+            later = {"step": step["step"] + slices, "steps": decodes}
+            later |= {"start_s": turn_s} if known else {}
+            self._add(step | later, "decode", "", "decode").tokens += decodes * len(tokens)
 
     def _add(self, step: dict[str, Any], what: str, why: str, key: str) -> Event:
         """A new event, or the last one prolonged."""

@@ -20,6 +20,7 @@ ROW = {
     "arrival_s": "0.5",
     "prompt_tokens": "10",
     "output_tokens": "1",
+    "first_token_s": "2.5",
     "finished_s": "9.0",
     "finish_reason": "length",
     "recomputed_tokens": "0",
@@ -78,6 +79,22 @@ def test_waiting_behind_others_is_merged_and_names_them_in_turn() -> None:
     )
     assert events[2].why == "refused by policy: needs 3, 0 left; at last: needs 3, 1 left"
     assert events[3].why == "policy: fits, 4 tokens found in the prefix cache"
+
+
+@pytest.mark.parametrize(("first_token_s", "turn"), [("2.5", (2.5, 2.5)), ("", (7.0, 1.0))])
+def test_steps_that_went_in_one_are_told_apart_where_a_prompt_ends(
+    first_token_s: str, turn: tuple[float, float]
+) -> None:
+    rows = [("a", 0, 10 + 4), ("b", 0, 6)]  # two slices, then four tokens; a token each time
+    joined = step(1, ("a", "admitted", "fits"), rows=rows)
+    joined |= {"steps": 6, "slices": 2, "end_s": 7.0}
+    steps = [joined, step(7, rows=[("a", 0, 1)])]
+    events = tell("a", ROW | {"first_token_s": first_token_s}, steps)[2:4]
+    assert whats(events) == [("prefill", 1, 2), ("decode", 3, 7)]
+    assert [event.why for event in events] == ["10 tokens in 2 steps", "5 tokens in 5 steps"]
+    prefill, decode = events
+    assert (prefill.start_s, prefill.end_s, decode.start_s, decode.end_s) == (1.0, *turn, 8.0)
+    assert ("decode", 1, 6) in whats(tell("b", None, [joined]))
 
 
 def test_another_reason_begins_another_line() -> None:
