@@ -63,6 +63,17 @@ class Look:
         return out
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class Queue:
+    """What changes only when requests come or go, arrays of the queue's length. clients, client: as
+    of Look. ids int64. weights: of each request's client, float64."""
+
+    clients: list[str]
+    client: NDArray[np.int64]
+    ids: NDArray[np.int64]
+    weights: NDArray[np.float64]
+
+
 class Accounts:
     """The accounts of all clients.
 
@@ -88,8 +99,8 @@ class Accounts:
         self._waiting: dict[int, Tab] = {}  # at the last look, by sequence
         self._paid: set[int] = set()  # of them, those whose request has started
         self._presumed: dict[Tab, float] = {}  # started, but not on record yet: their charges
-        self._quotes = np.empty(0)  # at the last look, of `_quoted`
-        self._quoted = np.empty(0, np.int64)
+        self._quotes = np.empty(0)  # at the last look, of `_queue`
+        self._queue = Queue([], np.empty(0, np.int64), np.empty(0, np.int64), np.empty(0))
         self._looked = -1  # its step
         self._steps: Lagged[Charges] = Lagged()
 
@@ -118,19 +129,27 @@ class Accounts:
         """Bring the accounts up to this step's plan. cached: tokens of each waiting that the cache
         holds, int32 [n], to be taken off its charge."""
         self._book(query.step)
-        left, fresh = self._exchange(query)
-        labels, client = np.unique(query.waiting.client, return_inverse=True)
-        clients = [self._names[label] for label in labels.tolist()]
-        prompt = query.waiting.prompt
+        ids, prompt = query.waiting.id, query.waiting.prompt
+        if np.array_equal(ids, self._queue.ids):
+            self._presumed = {}
+            left, fresh = np.empty(0, np.int64), np.zeros(len(ids), np.bool_)
+        else:
+            left, fresh = self._exchange(query)
+            self._queue = self._queue_of(query)
+        queue = self._queue
         charge = prompt * self._prompt_weight
         charge = charge - np.minimum(cached, prompt) * (self._prompt_weight - self._cached_weight)
-        paid = self._paid.union(*(tab.waiting for tab in self._presumed))
-        ids = query.waiting.id
-        owes = ~np.isin(ids, np.fromiter(paid, np.int64, len(paid)))
-        weights = np.array([self.weight(name) for name in clients])[client]
-        self._quotes, self._quoted = np.where(owes, charge / weights, 0.0), ids
+        self._quotes = charge / queue.weights
+        if paid := self._paid.union(*(tab.waiting for tab in self._presumed)):
+            self._quotes[np.isin(ids, np.fromiter(paid, np.int64, len(paid)))] = 0.0
         self._looked = query.step
-        return Look(clients, client, self._quotes, fresh, left)
+        return Look(queue.clients, queue.client, self._quotes, fresh, left)
+
+    def _queue_of(self, query: OrderQuery) -> Queue:
+        labels, client = np.unique(query.waiting.client, return_inverse=True)
+        clients = [self._names[label] for label in labels.tolist()]
+        weights = np.array([self.weight(name) for name in clients])[client]
+        return Queue(clients, client, query.waiting.id, weights)
 
     def of(self, client: str) -> float:
         """Charged and presumed so far, over the client's weight."""
@@ -171,8 +190,9 @@ class Accounts:
         tabs = [self._leave(one) for one in left.tolist()]
         self._presumed = {}
         if len(left) and self._looked == query.step - 1:  # else it is on record who started
-            place = np.argsort(self._quoted)
-            place = place[np.searchsorted(self._quoted, left, sorter=place)]
+            quoted = self._queue.ids
+            place = np.argsort(quoted)
+            place = place[np.searchsorted(quoted, left, sorter=place)]
             for tab, charge in zip(tabs, self._quotes[place].tolist(), strict=True):
                 if not tab.started:
                     self._presumed.setdefault(tab, charge)

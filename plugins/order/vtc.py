@@ -68,6 +68,8 @@ class Vtc:
 
     def _lift(self, look: Look, order: NDArray[np.int64]) -> None:
         """Raise the counters of clients that came to the queue, in the order of their requests."""
+        if not np.count_nonzero(look.fresh):
+            return
         accounts = self._accounts
         active = {look.clients[index] for index in np.unique(look.client[~look.fresh]).tolist()}
         came = look.client[order][look.fresh[order]]
