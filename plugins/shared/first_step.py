@@ -6,7 +6,9 @@ from itertools import zip_longest
 from typing import Any
 
 Step = dict[str, Any]
+Rows = dict[tuple[str, int], int | None]  # tokens, None = some
 SHOWN_ROWS = 6  # of a step whose rows differ
+REPEATED = ("refused", "skipped")  # told again in every step, of steps that went in one once
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,25 +41,40 @@ def first_difference(
     pairs = zip_longest(expanded(base), expanded(own))
     step = 0
     for step, (first, second) in enumerate(pairs, start=1):
-        if first is None or second is None or _decisions(first) != _decisions(second):
+        if first is None or second is None or not _alike(first, second):
             sides = (_side(policies[0], first, second), _side(policies[1], second, first))
             return Divergence(step, sides)
     return step
 
 
 def expanded(steps: Iterable[Step]) -> Iterator[Step]:
-    """One item a step: a record that stands for k steps of the same decodes comes k times, its
-    choices in the first, the ends of requests in the last."""
+    """One item a step: a record that stands for k steps comes k times, its refusals in each, other
+    choices in the first, the ends of requests in the last, and its rows with the tokens of one
+    step; None: a slice of a prompt, of which the record tells the sum of several."""
     for record in steps:
         num = record.get("steps", 1)
         if num == 1:
             yield record
             continue
-        ends = [choice for choice in record["choices"] if choice["kind"] == "finished"]
-        others = [choice for choice in record["choices"] if choice["kind"] != "finished"]
+        slices = record.get("slices") or num  # as many as the longest rows have, if any
         for index in range(num):
-            choices = others * (index == 0) + ends * (index == num - 1)
-            yield {**record, "choices": choices}
+            choices = [
+                choice
+                for choice in record["choices"]
+                if choice["kind"] in REPEATED
+                or index == (num - 1 if choice["kind"] == "finished" else 0)
+            ]
+            rows = [[*key, _tokens(sums, num, slices, index)] for *key, sums in record["rows"]]
+            sliced = record["prefill_tokens"] if index < slices else 0
+            prefill = sliced if slices == 1 or not sliced else None
+            yield record | {"choices": choices, "rows": rows, "prefill_tokens": prefill}
+
+
+def _tokens(sums: int, num: int, slices: int, index: int) -> int | None:
+    """Of a row in one of `num` steps, before and after its slices end."""
+    if sums <= num or index >= slices:
+        return 1
+    return sums - (num - 1) if slices == 1 else None
 
 
 def describe(found: Divergence | int) -> list[str]:
@@ -76,25 +93,43 @@ def describe(found: Divergence | int) -> list[str]:
     return lines
 
 
-def _decisions(record: Step) -> tuple[list[Any], list[Any]]:
+def _decisions(record: Step) -> tuple[list[Any], Rows]:
     choices = sorted((c["kind"], c["request_id"], c["choice"]) for c in record["choices"])
-    rows = record["rows"] or [[record["num_rows"], record["prefill_tokens"], 0]]
-    return choices, sorted(rows)
+    rows = record["rows"] or [["rows", record["num_rows"], record["prefill_tokens"]]]
+    return choices, {(name, choice): tokens for name, choice, tokens in rows}
+
+
+def _alike(first: Step, second: Step) -> bool:
+    (choices, rows), (others, other_rows) = _decisions(first), _decisions(second)
+    if choices != others or rows.keys() != other_rows.keys():
+        return False
+    return all(_same(tokens, other_rows[key]) for key, tokens in rows.items())
+
+
+def _same(tokens: int | None, others: int | None) -> bool:
+    return tokens == others or tokens is None or others is None
 
 
 def _side(policy: str, record: Step | None, other: Step | None) -> Side:
     if record is None:
         return Side(policy, None, (), ended=True)
-    others, other_rows = _decisions(other) if other is not None else ([], [])
+    others, other_rows = _decisions(other) if other is not None else ([], {})
     _, own_rows = _decisions(record)
     lines = [
         _line(choice)
         for choice in record["choices"]
         if (choice["kind"], choice["request_id"], choice["choice"]) not in others
     ]
-    extra = [row for row in own_rows if row not in other_rows]
+    extra = [
+        (name, tokens)
+        for (name, choice), tokens in own_rows.items()
+        if (name, choice) not in other_rows or not _same(tokens, other_rows[name, choice])
+    ]
     if extra and record["rows"]:
-        shown = [f"{name} {tokens} tokens" for name, _, tokens in extra[:SHOWN_ROWS]]
+        shown = [
+            f"{name} {'a slice' if tokens is None else f'{tokens} tokens'}"
+            for name, tokens in extra[:SHOWN_ROWS]
+        ]
         more = f" and {len(extra) - SHOWN_ROWS} more" if len(extra) > SHOWN_ROWS else ""
         rows = f"ran {', '.join(shown)}{more}"
         lines.append(f"{rows} by {record['batch_plugin']}: {record['batch_reason']}")

@@ -46,13 +46,48 @@ def test_rows_that_differ_are_named_with_the_batch_policy(tmp_path):
 
 def test_records_that_stand_for_several_steps_are_compared_expanded(tmp_path):
     row, end = [["a", 0, 1]], ("finished", "a", "", "")
-    joined = [step(1, [ADMIT, end], rows=row, steps=3), step(4)]
+    joined = [step(1, [ADMIT, end], rows=[["a", 0, 3]], steps=3), step(4)]
     apart = [step(1, [ADMIT], rows=row), step(2, rows=row), step(3, [end], rows=row), step(4)]
     assert between(tmp_path, joined, apart) == 4
     late = [*apart[:2], step(3, rows=row), step(4, [end])]
     found = between(tmp_path, joined, late)
     assert isinstance(found, Divergence)
     assert found.step == 3
+
+
+def test_who_is_refused_in_steps_that_went_in_one_is_refused_in_each(tmp_path):
+    full = ("refused", "b", "core", "all slots are taken")
+    joined = [step(1, [full], rows=[["a", 0, 2]], steps=2)]
+    apart = [step(number, [full], rows=[["a", 0, 1]]) for number in (1, 2)]
+    assert between(tmp_path, joined, apart) == 2
+
+
+@pytest.mark.parametrize(
+    ("slices", "sums", "apart", "differ"),
+    [
+        (1, 5 + 2, [5, 1, 1], None),
+        (1, 5 + 2, [6, 1, 1], 1),
+        (2, 9 + 1, [5, 4, 1], None),  # how long each was is not on record
+        (2, 9 + 1, [5, 1, 4], 3),
+        (3, 9, [4, 4, 1], None),
+    ],
+)
+@pytest.mark.parametrize("listed", [True, False])
+def test_slices_that_went_in_one_are_compared(tmp_path, slices, sums, apart, differ, listed):
+    def one(number, tokens, decodes, **facts):
+        rows = [["a", 0, tokens], ["b", 0, decodes]] if listed else []
+        return step(number, rows=rows, num_rows=2, prefill_tokens=facts.pop("new"), **facts)
+
+    joined = one(1, sums, 3, new=sums - (3 - slices), steps=3, slices=slices)
+    singles = [
+        one(number, tokens, 1, new=tokens * (tokens > 1)) for number, tokens in enumerate(apart, 1)
+    ]
+    found = between(tmp_path, [joined, step(4)], [*singles, step(4)])
+    if differ is None:
+        assert found == 4
+    else:
+        assert isinstance(found, Divergence)
+        assert found.step == differ
 
 
 def test_a_run_that_ends_earlier_differs(tmp_path):
