@@ -54,8 +54,9 @@ class Committer:
         if launch.num_decode_rows < len(ids):
             filled |= launch.num_tokens > 1
             if (repeats := launch.repeats) is not None:
-                self._publish_slices(launch, repeats.each[: repeats.turn], ids)
-                filled &= repeats.turn == len(repeats.each)
+                filled &= (whole := repeats.turn == len(repeats.each))
+                before = repeats.turn - int(whole and some(ending))  # the last beside who ends
+                self._publish_slices(launch, repeats.each[:before], ids)
         for index in (ending | filled).nonzero()[0].tolist():
             sequence = table.get(int(ids[index]))
             if sequence is None or table.state[sequence.slot] != State.RUNNING:
@@ -124,14 +125,14 @@ class Committer:
         for place, scores in result.logprobs.items():
             if alive[place]:
                 table.at(int(sampled[place]) & SLOT_MASK).record.logprobs.append(scores)
-        tokens, num_late = result.tokens[alive], 0
+        tokens = result.tokens[alive]
         self._finish(sequences, (sampled & SLOT_MASK)[alive], tokens, record)
         for sequence in entry.unsampled:  # the log-probabilities of its prompt are in
             if table.get(sequence.id) is sequence:
                 record.note(sequence.key, "finished", CORE, FinishReason.length.value)
                 state.finish(sequence, FinishReason.length)
-        if record.steps > 1:  # then all one-token rows sample
-            num_late = int(np.count_nonzero(alive[launch.num_decode_rows :]))
+        # Of several steps, one-token rows have samples of each.
+        num_late = sum(alive[launch.num_decode_rows :].tolist()) if record.steps > 1 else 0
         record.sampled_tokens = len(tokens) * record.steps - num_late * (record.slices - 1)
         return sequences, tokens, num_late
 

@@ -51,8 +51,7 @@ class Repeats:
     each int32 [times, num_rows]: tokens that a row has computed after each time; done int64
     [times]: all rows; ends_s, lasts_s float64 [times]: when that is, and how long after the end
     before, or the plan. One-token rows sample each time; the others, whose prompts end together,
-    from the `turn`-th on (1 <= turn <= times; times: in the last, or not yet). Up to then no
-    one-token row reaches its limit."""
+    from the `turn`-th on (1 <= turn <= times; times: in the last, or not yet)."""
 
     each: Int32
     done: Int64

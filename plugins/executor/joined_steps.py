@@ -24,7 +24,7 @@ def steps_alike(num_tokens: Int32, left: Int32, room: Int32) -> tuple[int, int]:
     ends = [-(-remaining // num) for num, remaining, _ in slices]
     turn = min(ends)
     num = min(end - 1 + more for end, (_, _, more) in zip(ends, slices, strict=True))
-    num = min(num, first_end if first_end > turn else first_end - 1)
+    num = min(num, first_end)  # who ends does so in the last
     if max(ends) > turn:
         num = min(num, turn)
     # A last slice of one token would be a one-token row.

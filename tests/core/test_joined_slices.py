@@ -144,3 +144,13 @@ def test_under_memory_pressure(overlap):
     records = assert_same(one, prompts(num=60))
     assert sum(record.recomputed_tokens for record in records) > 0
     assert joined(records) > 10
+
+
+@OVERLAP
+def test_who_ends_beside_slices_does_so_in_the_last_of_them(overlap):
+    def one():
+        return make(pages=120, batching=Chunked(slice_tokens=8), overlap=overlap)
+
+    records = assert_same(one, prompts())
+    beside = [record for record in records if 1 < record.steps == record.slices]
+    assert sum(c.kind == "finished" for record in beside for c in record.choices) > 3
