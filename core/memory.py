@@ -142,11 +142,10 @@ class KVMemory:
         pages = self._allocate(total)
         if pages is None:
             raise InvariantError(f"{total} pages not to be had from a supply of {self.supply}")
-        held, begin = self._table.pages_held[slots], 0
-        rows = self._table.row[slots].tolist()
-        for row, have, more in zip(rows, held.tolist(), counts.tolist(), strict=True):
-            self.rows.pages[row, have : have + more] = pages[begin : begin + more]
-            begin += more
+        rows, held = self._table.row[slots], self._table.pages_held[slots]
+        begin = held + counts - np.add.accumulate(counts)
+        places = np.arange(total) + np.repeat(begin, counts)
+        self.rows.pages[np.repeat(rows, counts), places] = pages
         self._table.pages_held[slots] = held + counts
         return later
 
