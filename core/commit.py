@@ -84,13 +84,14 @@ class Committer:
         """The tokens of steps that went in one, all but the last: nobody ends before it."""
         repeats, num, tokens = entry.launch.repeats, entry.launch.num_decode_rows, result.tokens
         assert repeats is not None, "the first of two results is of a launch that repeats"
+        for sliced in entry.ids[num:].tolist():
+            self._state.may_cache(self._state.table.of(sliced))  # while its prompt alone is known
         for ids, before in ((entry.ids[:num], 0), (entry.ids[num:], repeats.turn - 1)):
             ends_s = repeats.ends_s[before:-1]
             size = len(ids) * len(ends_s)
             own, tokens = tokens[:size], tokens[size:]
             if len(own):
-                streams = own.reshape(len(ids), len(ends_s))
-                self._take_in(ids, streams, ends_s, entry.record.step + before)
+                self._take_in(ids, own.reshape(len(ids), -1), ends_s, entry.record.step + before)
 
     def _take_in(
         self, sampled: Ids, streams: Tokens, ends_s: NDArray[np.float64], step: int
@@ -181,9 +182,8 @@ class Committer:
             sequence = self._state.table.get(int(ids[row]))
             if sequence is not None and sequence.choice == 0:
                 record = self._state.live[sequence.request.request_id].record
-                first = int(launch.first_positions[row])
-                have = len(record.prompt_logprobs)  # entries of positions 1 .. have
-                record.prompt_logprobs.extend(entries[max(have - first, 0) :])
+                have = len(record.prompt_logprobs) - int(launch.first_positions[row])
+                record.prompt_logprobs.extend(entries[max(have, 0) :])
 
     def _fork(self, parent: Sequence) -> None:
         """Start the other choices of a request on its prompt's whole pages, all but the last

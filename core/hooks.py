@@ -38,7 +38,7 @@ class Hooks:
     """All plugins of one engine.
 
     `who[hook]`: the plugin that answered last. `displaces`: one preempts for waiting requests.
-    `oracle`: the length predictor in charge is shown true lengths. `steady`: see hookspecs."""
+    `oracle`: the predictor in charge is shown true lengths. `steady`, `listens`: see hookspecs."""
 
     def __init__(self, defaults: dict[str, object], plugins: dict[str, object]) -> None:
         """Register `defaults`, then `plugins` in order: the newest is asked first. Keys: names.
@@ -49,10 +49,9 @@ class Hooks:
         self._manager.add_hookspecs(HookSpecs)
         self.registered: dict[str, Registered] = {}
         self.who: dict[str, str] = {}
-        for name, plugin in defaults.items():
-            self._register(name, plugin, default=True)
-        for name, plugin in plugins.items():
-            self._register(name, plugin, default=False)
+        for given in (defaults, plugins):
+            for name, plugin in given.items():
+                self._register(name, plugin, default=given is defaults)
         self._refuse_rivals()
         self._calls: dict[str, list[pluggy.HookImpl]] = {
             hook: getattr(self._manager.hook, hook).get_hookimpls()[::-1] for hook in HOOK_NAMES
@@ -60,7 +59,9 @@ class Hooks:
         preempting = self._plugins({"decide_preemption"})
         self.displaces = any(getattr(plugin, "displaces", False) for plugin in preempting)
         self.steady = all(getattr(plugin, "steady", False) for plugin in self._plugins(EACH_STEP))
-        predictor = self.registered.get(self.in_charge().get("build_length_predictor", ""))
+        charge = self.in_charge()
+        self.listens = any("on_step" in self.registered[one].usage for one in charge.values())
+        predictor = self.registered.get(charge.get("build_length_predictor", ""))
         self.oracle = bool(predictor and getattr(predictor.plugin, "oracle", False))
 
     def ask(self, hook: str, query: object) -> Any:

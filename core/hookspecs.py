@@ -7,7 +7,8 @@ decision and alone changes state.
 
 In simulated time steps may go in one, if each plugin with decide_batch or on_step has `steady =
 True`: while all who run have one token to compute and nobody comes or goes, it chooses them all at
-any time (BatchDecision.holds tells of other steps); and it takes records of several steps."""
+any time (BatchDecision.holds tells of other steps); and it takes records of several steps. Not with
+overlap if one in charge of something has on_step: of a launch it hears after the next plan."""
 
 from typing import Any
 

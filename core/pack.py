@@ -105,8 +105,7 @@ class Packer:
         return np.concatenate(parts)
 
     def _setup(self, sequence: Sequence) -> RowSetup:
-        state, params = self._state, sequence.request.params
-        slot = sequence.slot
+        state, params, slot = self._state, sequence.request.params, sequence.slot
         draws = request_seed(state.seed, sequence.request), sequence.choice
         ends = end_token_ids(sequence.request, state.model_end_tokens)
         row, prompt_len = int(state.table.row[slot]), int(state.table.prompt[slot])

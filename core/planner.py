@@ -43,7 +43,8 @@ class Planner:
     def __init__(self, state: EngineState, executor: Executor) -> None:
         self._state = state
         self._admission = Admission(state)
-        self._forecast = getattr(executor, "forecast", None) if state.hooks.steady else None
+        joins = state.hooks.steady and not (state.config.overlap and state.hooks.listens)
+        self._forecast = getattr(executor, "forecast", None) if joins else None
         self._holds = False  # of the last decision
 
     def plan(self, record: StepRecord, until_s: float) -> Rows | None:
@@ -79,9 +80,8 @@ class Planner:
     def _batch(self, record: StepRecord, replanning: bool) -> Rows:
         state = self._state
         running = state.table.view(state.running)
-        limit = state.config.max_num_batched_tokens
-        facts = len(state.waiting), limit, state.now_s, record.step, replanning, state.step_time
-        query = BatchQuery(running, *facts)
+        facts = len(state.waiting), state.config.max_num_batched_tokens, state.now_s, record.step
+        query = BatchQuery(running, *facts, replanning, state.step_time)
         decision, plugin = state.hooks.decide("decide_batch", query)
         record.batch_plugin, record.batch_reason = plugin, decision.reason
         return self._checked(decision, query, plugin)
@@ -203,10 +203,9 @@ class Planner:
         state = self._state
         sequence = state.table.at(int(state.running[0]))
         held, pool = int(state.table.pages_held[sequence.slot]), state.memory.ledger.num_pages
-        size = state.memory.page_size
         message = (
             f"request {sequence.request.request_id!r} holds {held} of the pool's {pool} pages"
-            f" ({pool * size} tokens), needs one more, and nothing else runs"
+            f" ({pool * state.memory.page_size} tokens), needs one more, and nothing else runs"
         )
         record.note(sequence.key, "finished", CORE, message)
         sequence.ending, sequence.error = FinishReason.capacity, message

@@ -111,12 +111,16 @@ def test_pages_and_slices_need_not_fit(slice_tokens, overlap):
     assert joined(assert_same(one, prompts())) > 10
 
 
+@pytest.mark.parametrize("gap_s", [0.2, 1.0])
 @pytest.mark.parametrize("keeps", [lambda: SecondHit(16), lambda: MinLength(150)])
-def test_what_the_cache_keeps_is_the_same(keeps):
+def test_what_the_cache_keeps_is_the_same(keeps, gap_s):
+    """With gaps steps go on past the end of a prompt, whose length is what the cache is asked
+    about."""
+
     def one():
         return make({"keeps": keeps()}, pages=120)
 
-    assert joined(assert_same(one, prompts())) > 10
+    assert joined(assert_same(one, prompts(gap_s=gap_s))) > 10
 
 
 def test_without_a_cache():

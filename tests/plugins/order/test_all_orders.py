@@ -100,3 +100,11 @@ def test_same_decisions_where_steps_that_only_decode_go_in_one(name):
 
     assert one().hooks.steady
     assert_same(one, workload(gap_s=0.4))
+
+
+@pytest.mark.parametrize("name", ORDERS)
+def test_same_decisions_where_launches_overlap_and_steps_go_in_one(name):
+    def one():
+        return make(ORDERS[name](), seqs=3, overlap=True)
+
+    assert_same(one, workload(num=40, gap_s=0.35))
