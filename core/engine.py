@@ -128,8 +128,8 @@ class Engine:
         launch = self._packer.pack(rows, record)
         ends = launch.first_positions + rows.total
         entry = InFlight(launch, state.table.id[rows.slots], ends, record)
-        named = map(state.table.at, rows.slots.tolist()) if self.record_rows else ()
-        listed = [(*s.key, n) for s, n in zip(named, rows.total.tolist(), strict=False)]
+        pairs = np.stack((rows.slots, rows.total), axis=1).tolist() if self.record_rows else []
+        listed = [(*state.table.at(slot).key, num) for slot, num in pairs]
         since = record.lap("pack", since)
         try:
             self.executor.launch(launch)

@@ -37,7 +37,7 @@ def of_slices(
     sizes: LaunchSizes, num_tokens: Int32, first: Int32, each: Int32, turn: int
 ) -> tuple[Any, dict[int, str]]:
     """What the step's time depends on, of steps with slices until the `turn`-th, and how they
-    are started, from which step on. each: as in core.launch.reads."""
+    are started, from which step on. each: as of `reads`."""
     kv_tokens, attended, tokens = reads(first, each)
     num_rows, last = len(num_tokens), min(turn, len(tokens))
     num_decodes = int(np.count_nonzero(num_tokens == 1))

@@ -258,7 +258,7 @@ class SimulatedExecutor:
             return least(self._plugin.times.sizes.graphs, num_rows)
         if repeats is not None:
             return 0  # slices alone: a record tells of what comes after them
-        _, tokens, kind = self._busy.padded(launch)
+        _, tokens, kind = self._plugin.times.sizes.of(launch)
         return tokens if kind == "graphed" else 0
 
     def _errors(self, launch: Launch) -> dict[int, str]:

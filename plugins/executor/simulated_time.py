@@ -77,7 +77,7 @@ class BusyTimes:
         times = self.times
         each = np.stack((np.zeros_like(launch.num_tokens), launch.num_tokens))
         kv, attended, _ = reads(launch.first_positions, each)
-        computed, tokens, kind = self.padded(launch)
+        computed, tokens, kind = times.sizes.of(launch)
         facts = computed, tokens, int(kv[0]), int(attended[0])
         more: tuple[int, ...] = ()
         if self.shared is not None:
@@ -97,18 +97,8 @@ class BusyTimes:
         if self.shared is not None:
             self.shared.note(launch)
         self.device_free_s = float(ends_s[-1])
-        start_s = self.times.launch_s[self.padded(launch)[2]][0]
+        start_s = self.times.launch_s[self.times.sizes.of(launch)[2]][0]
         self.host_free_s = self._host_ends_s(len(launch.row_ids), launch.num_new, start_s)[1]
-
-    def padded(self, launch: Launch) -> tuple[int, int, str]:
-        """Rows and tokens that are computed, and how the launch is started."""
-        num_tokens, ones = sum(launch.num_tokens.tolist()), launch.num_decode_rows
-        num_rows, sizes = len(launch.row_ids), self.times.sizes
-        if ones == num_rows or not sizes.mixed:
-            return sizes.padded(ones, num_rows, num_tokens)
-        new = launch.num_tokens[ones:].astype(np.int64)
-        context = launch.first_positions[ones:] + new
-        return sizes.padded(ones, num_rows, num_tokens, int(context.max()), int(new @ context))
 
     def line(
         self,

@@ -121,9 +121,9 @@ def grid(
 ) -> list[Point]:
     """Every number of rows with every context; every chunk behind nothing and behind every context;
     every number of rows beside every chunk, contexts taking turns; and every chunk as several short
-    ones, alone or beside rows in turn. Every prefix with every number
-    of rows that may share it, and every other beside one of the shorter chunks: they go on for a
-    quarter of it, and all, two or eight have it in common, in turn."""
+    ones, alone or beside rows in turn. Every prefix with every number of rows that may share it,
+    and every other beside one of the shorter chunks: they go on for a quarter of it, and all, two
+    or eight have it in common, in turn."""
     decodes = [Point(count, context) for count, context in product(rows, contexts)]
     alone = [Point(0, 0, chunk, past) for chunk, past in product(chunks, (0, *contexts))]
     mixed = [

@@ -37,7 +37,7 @@ def time_starts(
             for one in (chunks, both):
                 before = [_start(executor, decodes) for _ in range(DECODES)]
                 found.setdefault("decode", []).append(before[-1])
-                found.setdefault(_kind(one, sizes), []).append(_start(executor, one))
+                found.setdefault(sizes.of(one)[2], []).append(_start(executor, one))
     return {kind: fmean(seconds) for kind, seconds in found.items()}
 
 
@@ -77,11 +77,3 @@ def _start(executor: Executor, launch: Launch) -> float:
     seconds = perf_counter() - since
     executor.collect()
     return seconds
-
-
-def _kind(launch: Launch, sizes: LaunchSizes) -> str:
-    ones = launch.num_decode_rows
-    new = launch.num_tokens[ones:].astype(np.int64)
-    context = launch.first_positions[ones:] + new
-    facts = int(launch.num_tokens.sum()), int(context.max(initial=0)), int(new @ context)
-    return sizes.padded(ones, len(launch.row_ids), *facts)[2]

@@ -4,6 +4,10 @@ from bisect import bisect_left
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import numpy as np
+
+from core.launch import Launch
+
 KINDS = ("decode", "graphed", "chunk", "mixed", "eager")
 """Ways to start a launch: one-token rows alone; any rows as one graph; else longer rows alone, or
 both; with kernels one by one where the others have graphs."""
@@ -31,6 +35,16 @@ class LaunchSizes:
     chunks: Sequence[int] = ()
     mixed: Sequence[int] = ()
     mixed_pairs: int = 0
+
+    def of(self, launch: Launch) -> tuple[int, int, str]:
+        """Rows and tokens that a launch computes, padding included, and its kind."""
+        num_tokens, ones = sum(launch.num_tokens.tolist()), launch.num_decode_rows
+        num_rows = len(launch.row_ids)
+        if ones == num_rows or not self.mixed:
+            return self.padded(ones, num_rows, num_tokens)
+        new = launch.num_tokens[ones:].astype(np.int64)
+        context = launch.first_positions[ones:] + new
+        return self.padded(ones, num_rows, num_tokens, int(context.max()), int(new @ context))
 
     def padded(
         self, num_decodes: int, num_rows: int, num_tokens: int, longest: int = 0, pairs: int = 0

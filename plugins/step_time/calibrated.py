@@ -57,18 +57,10 @@ class Calibrated:
             found[own] = self.seconds_of(kind, *(fact[own] for fact in facts))
         return found
 
-    def seconds_of(
-        self,
-        kind: str,
-        num_rows: Any,
-        num_tokens: Any,
-        kv_tokens: Any,
-        attended: Any,
-        repeated: Any = 0,
-    ) -> Any:
-        """Seconds of steps that are started in that way, see plugins/shared/launch_sizes.py.
-        repeated: of kv_tokens, what one-token rows hold of prefixes that others hold, too."""
-        return self.calibration.seconds(kind, num_rows, num_tokens, kv_tokens, attended, repeated)
+    def seconds_of(self, kind: str, *facts: Any) -> Any:
+        """Seconds of steps that are started in that way, see plugins/shared/launch_sizes.py. facts:
+        as of plugins.shared.calibration.Form.seconds."""
+        return self.calibration.seconds(kind, *facts)
 
     def pool_tokens(self, memory_share: float) -> int:
         """KV slots that the measured engine had. Raises ConfigError for another share of the

@@ -12,7 +12,6 @@ from plugins.executor import device_state, mixed_graphs
 from plugins.executor.device_state import DeviceState
 from plugins.executor.mixed_graphs import CHUNKS, MixedGraphs, mixed_sizes
 from plugins.executor.padding import Padding
-from plugins.executor.simulated_time import BusyTimes, Times
 from plugins.executor.warm_up import page_0_launch
 from plugins.shared.launch_sizes import LaunchSizes
 from tests.plugins.executor.graph_run import JUNK, device_decode, make, rerun, serve
@@ -140,9 +139,7 @@ def test_models_of_time_know_which_launches_are_graphs(graphs, parts):
     graphs._work = 180_000
     launch = launch_of(*parts)
     sizes = LaunchSizes(mixed=graphs.sizes, chunks=[256], mixed_pairs=180_000)
-    times = Times(None, 0.0, 0.0, 0.0, {}, sizes)
-    busy = BusyTimes(times, None, False, None)
-    _, tokens, kind = busy.padded(launch)
+    _, tokens, kind = sizes.of(launch)
     assert (tokens if kind == "graphed" else 0) == graphs.size_for(launch)
 
 
